@@ -1,0 +1,69 @@
+"""ExtractorConfig: everything that fixes what an extractor computes, checked on creation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from c2kv.errors import ConfigError
+
+FORMAT_VERSION = 1
+VARIANTS = ("plain", "residual")
+MAX_RATIO = 64
+
+
+@dataclass(frozen=True)
+class ExtractorConfig:
+    """Written as `extractor.json` beside the weights.
+
+    ratio: source tokens per C2Token, 1 to 64. variant: `plain`, or `residual` (C2KV-Residual,
+    which adds the block's mean embedding to the C2Token's). backbone, backbone_digest: what it
+    was made for. steps: training steps done; 0 is an untrained extractor."""
+
+    ratio: int
+    variant: str
+    backbone: str
+    backbone_digest: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool
+    steps: int = 0
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        if self.variant not in VARIANTS:
+            raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
+        if self.format_version != FORMAT_VERSION:
+            raise ConfigError(
+                f"extractor format {self.format_version} is not {FORMAT_VERSION}; "
+                "use the c2kv release that wrote it, or train again"
+            )
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> ExtractorConfig:
+        """Raises ConfigError when the file is not a valid config."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read extractor config '{path}': {error}") from error
+        known = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or (unknown := set(values) - known):
+            raise ConfigError(f"'{path}' is not an extractor config (unknown: {sorted(unknown)})")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"'{path}' is not a complete extractor config: {error}") from error
+
+
+def check_ratio(ratio: int) -> None:
+    """Raises ConfigError for a compression ratio outside 1..64."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int) or not 1 <= ratio <= MAX_RATIO:
+        raise ConfigError(f"ratio {ratio} is out of range; use a whole number from 1 to {MAX_RATIO}")

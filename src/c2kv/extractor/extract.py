@@ -1,0 +1,86 @@
+"""The layer-by-layer pass: source tokens through the frozen backbone, C2Tokens beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from c2kv.backbone import Backbone
+from c2kv.errors import DocumentError
+from c2kv.extractor.config import check_ratio
+from c2kv.extractor.flow import BlockLayout, attend
+from c2kv.extractor.model import Extractor, QKVHeads
+from c2kv.rotary import rotate
+
+
+def extract(
+    backbone: Backbone,
+    extractor: Extractor,
+    documents: Sequence[Sequence[int]],
+    ratio: int | None = None,
+) -> list[Tensor]:
+    """Position-free KV of each document (token ids), as if it stood alone.
+
+    Returns one tensor [layers, 2, kv_heads, ceil(n / ratio), head_dim] a document: keys after
+    k_norm and before RoPE, then values. `ratio` overrides the extractor's own. With gradients
+    enabled the result is differentiable in the extractor's parameters; source tokens never carry
+    a graph. Raises DocumentError for an empty document."""
+    lengths = [len(ids) for ids in documents]
+    if not documents or min(lengths) < 1:
+        raise DocumentError("a document without tokens has nothing to extract; leave it out")
+    device = backbone.device
+    ratio = extractor.config.ratio if ratio is None else ratio
+    check_ratio(ratio)
+    layout = BlockLayout.of(lengths, ratio, device, backbone.dtype)
+    ids = torch.zeros(len(lengths), layout.span, dtype=torch.long)
+    for row, document in zip(ids, documents, strict=True):
+        row[: len(document)] = torch.as_tensor(document)
+
+    with torch.no_grad():
+        source = backbone.embed_tokens(ids.to(device))
+        source_angles = backbone.cos_sin(torch.arange(layout.span, device=device)[None])
+        carry_angles = backbone.cos_sin(layout.positions())
+        means = layout.block_means(source)
+    carry = extractor.start(means)
+    kept = []
+    for index, heads in enumerate(extractor.layers):
+        assert isinstance(heads, QKVHeads)
+        queries, keys, values = _project(backbone, index, heads, carry)
+        kept.append(torch.stack((keys, values), dim=1))
+        if index == backbone.num_layers - 1:
+            break  # nothing reads hidden states after the last layer's keys and values
+        with torch.no_grad():
+            source, source_keys, source_values = backbone.run_layer(index, source, source_angles)
+        cos, sin = (t[:, None] for t in carry_angles)
+        mixed = attend(
+            rotate(queries, cos, sin),
+            rotate(keys, cos, sin),
+            values,
+            source_keys,
+            source_values,
+            layout,
+            backbone.scaling,
+        )
+        layer = backbone.layers[index]
+        carry = carry + layer.self_attn.o_proj(mixed)
+        carry = carry + layer.mlp(layer.post_attention_layernorm(carry))
+    kv = torch.stack(kept, dim=1)  # [batch, layers, 2, kv_heads, m, head_dim]
+    return [kv[i, ..., : -(-n // ratio), :] for i, n in enumerate(lengths)]
+
+
+def _project(
+    backbone: Backbone, index: int, heads: QKVHeads, carry: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The extractor's q, k, v of one layer, each [batch, heads, m, head_dim], before RoPE."""
+    layer = backbone.layers[index]
+    normed = layer.input_layernorm(carry)
+    shape = (*carry.shape[:-1], -1, backbone.head_dim)
+    queries, keys, values = (
+        projection(normed).view(shape) for projection in (heads.q_proj, heads.k_proj, heads.v_proj)
+    )
+    attention = layer.self_attn
+    if hasattr(attention, "q_norm"):
+        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+    return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
