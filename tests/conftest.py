@@ -4,10 +4,11 @@ from functools import cache
 
 import pytest
 import torch
-from tiny import TINY_MODELS, tiny_model
 
 from c2kv.backbone import Backbone
 from c2kv.extractor import Extractor
+from c2kv.models import EMBEDDED, load_backbone
+from tiny import TINY_MODELS, tiny_model
 
 
 @cache
@@ -38,3 +39,14 @@ def backbone(request):
 @pytest.fixture
 def llama():
     return backbone_of("llama")
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The embedded model itself, in float32."""
+    return load_backbone(EMBEDDED, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def embedded_tokenizer(embedded):
+    return embedded.tokenizer

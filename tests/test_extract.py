@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from conftest import backbone_of, noisy_extractor, random_ids
-from oracle import extract_dense, extraction_pass
 
 from c2kv.errors import ConfigError, DocumentError
 from c2kv.extractor import Extractor, extract
 from c2kv.extractor import flow as flow_module
+from conftest import backbone_of, noisy_extractor, random_ids
+from oracle import extract_dense, extraction_pass
 
 RATIOS = (1, 2, 3, 4, 7, 16)
 LENGTHS = (1, 2, 5, 16, 37, 64)

@@ -110,6 +110,7 @@ class Backbone:
         self.hidden_size: int = config.hidden_size
         self.max_positions: int = config.max_position_embeddings
         self._rotary = decoder.rotary_emb
+        self._table: tuple[Tensor, Tensor] | None = None
         parameters = inspect.signature(type(decoder).forward).parameters
         # transformers renames `past_key_values` to `cache` between 5.19 and 5.40.
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -140,6 +141,19 @@ class Backbone:
         cos, sin = self._rotary(self.embed_tokens.weight[:1], position_ids=flat)
         shape = (*positions.shape, self.head_dim)
         return cos.reshape(shape), sin.reshape(shape)
+
+    def tabled_cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """As `cos_sin` for positions [n] from 0, looked up in a table that grows as needed.
+
+        Placing reads memory as fast as it can: computing cosines then would cost more time, and
+        leave torch's threads spinning on the cores that placing wants."""
+        needed = int(positions.max()) + 1
+        if self._table is None or needed > self._table[0].shape[0]:
+            rows = max(1024, 1 << (needed - 1).bit_length())
+            self._table = self.cos_sin(torch.arange(rows))
+        cos, sin = self._table
+        positions = positions.to(self.device)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def run_layer(
         self, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor]

@@ -134,7 +134,7 @@ def weights_digest(model: nn.Module) -> str:
 
 def _tensor_digest(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
-    return hashlib.sha256(flat.numpy()).digest()
+    return hashlib.sha256(flat.numpy().data).digest()
 
 
 def _file_sha256(path: Path) -> str:

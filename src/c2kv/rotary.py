@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+_CHUNK_LAYERS = 4
+
+
+class Part(NamedTuple):
+    """KV [layers, 2, kv_heads, entries, head_dim] with keys before RoPE, to stand from `slot` on;
+    cos and sin [entries, head_dim] rotate its keys."""
+
+    kv: Tensor
+    cos: Tensor
+    sin: Tensor
+    slot: int
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -18,43 +33,60 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def place(kv: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Write a segment's KV into a cache, keys rotated, values as they are.
+def place(parts: Sequence[Part], arena: Tensor) -> None:
+    """Write parts into row 0 of a cache arena [layers, 2, batch, kv_heads, capacity, head_dim]
+    (contiguous): keys rotated, values as they are.
 
-    kv, out: [layers, 2, kv_heads, entries, head_dim]; cos, sin: [entries, head_dim].
     float32 on the CPU is written in a single pass over the data; other dtypes and devices go
-    through torch operations, straight into `out`."""
-    if kv.dtype == torch.float32 and kv.device.type == "cpu" and out.device.type == "cpu":
-        _place_fused(kv, cos, sin, out)
+    through torch operations, straight into the arena."""
+    if _is_fused(arena.dtype, arena.device):
+        _place_fused(parts, arena)
         return
-    half = kv.shape[-1] // 2
-    out[:, 1].copy_(kv[:, 1])
-    keys, target = kv[:, 0].to(out.device), out[:, 0]
-    torch.mul(keys, cos, out=target)
-    target[..., :half].addcmul_(keys[..., half:], sin[..., :half], value=-1)
-    target[..., half:].addcmul_(keys[..., :half], sin[..., half:])
+    half = arena.shape[-1] // 2
+    for kv, cos, sin, slot in parts:
+        out = arena[:, :, 0, :, slot : slot + kv.shape[3]]
+        out[:, 1].copy_(kv[:, 1])
+        keys, target = kv[:, 0].to(out.device), out[:, 0]
+        torch.mul(keys, cos, out=target)
+        target[..., :half].addcmul_(keys[..., half:], sin[..., :half], value=-1)
+        target[..., half:].addcmul_(keys[..., :half], sin[..., half:])
+
+
+def warm_up(dtype: torch.dtype, device: torch.device) -> None:
+    """Load the fused pass now where `place` will use it, so that no request waits for it."""
+    if _is_fused(dtype, device):
+        _fused_kernel()
+
+
+def _is_fused(dtype: torch.dtype, device: torch.device) -> bool:
+    return dtype == torch.float32 and device.type == "cpu"
 
 
 @cache
 def _fused_kernel() -> Any:
     # Three eager operations read and write the keys about three times; this reads and writes
-    # once. Compiled on first use and cached on disk by numba.
+    # once. Compiled once per machine (about a second), then cached on disk by numba.
     import numba
 
-    @numba.njit(nogil=True, cache=True, fastmath={"contract", "nsz"})
-    def kernel(kv: Any, cos: Any, sin: Any, out: Any, start: int, stop: int) -> None:
+    # A fixed signature compiles nothing in the middle of a request; contiguous layouts
+    # (`::1`) let it vectorise.
+    signature = "void(f4[:,:,:,:,::1], f4[:,::1], f4[:,::1], i8, f4[:,:,:,:,:,::1], i8, i8)"
+
+    @numba.njit(signature, nogil=True, cache=True, fastmath={"contract", "nsz"})
+    def kernel(kv, cos, sin, slot, arena, start, stop):  # type: ignore[no-untyped-def]
         _, _, heads, entries, dim = kv.shape
         half = dim // 2
         for layer in range(start, stop):
             for head in range(heads):
                 for e in range(entries):
+                    to = slot + e
                     for i in range(half):
                         a = kv[layer, 0, head, e, i]
                         b = kv[layer, 0, head, e, i + half]
-                        out[layer, 0, head, e, i] = a * cos[e, i] - b * sin[e, i]
-                        out[layer, 0, head, e, i + half] = b * cos[e, i] + a * sin[e, i]
+                        arena[layer, 0, 0, head, to, i] = a * cos[e, i] - b * sin[e, i]
+                        arena[layer, 0, 0, head, to, i + half] = b * cos[e, i] + a * sin[e, i]
                     for i in range(dim):
-                        out[layer, 1, head, e, i] = kv[layer, 1, head, e, i]
+                        arena[layer, 1, 0, head, to, i] = kv[layer, 1, head, e, i]
 
     return kernel
 
@@ -64,16 +96,25 @@ def _workers(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="c2kv-place")
 
 
-def _place_fused(kv: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+def _place_fused(parts: Sequence[Part], arena: Tensor) -> None:
     kernel = _fused_kernel()
-    layers, threads = kv.shape[0], torch.get_num_threads()
-    arrays = [t.detach().numpy() for t in (kv, cos, sin, out)]
-    bounds = [layers * i // threads for i in range(threads + 1)]
-    # The kernel releases the GIL, and disjoint layers need no lock.
-    jobs = [
-        _workers(threads).submit(kernel, *arrays, start, stop)
-        for start, stop in zip(bounds, bounds[1:], strict=False)
-        if start < stop
-    ]
+    layers, helpers = arena.shape[0], torch.get_num_threads() - 1
+    out = arena.detach().numpy()
+    # Small chunks, taken as threads come free: torch's own threads spin for a while after their
+    # last operation, and would slow down whoever holds a fixed share.
+    chunks: deque[tuple[Any, ...]] = deque()
+    for part in parts:
+        arrays = [t.detach().cpu().contiguous().numpy() for t in part[:3]]
+        for start in range(0, layers, _CHUNK_LAYERS):
+            stop = min(start + _CHUNK_LAYERS, layers)
+            chunks.append((*arrays, part.slot, out, start, stop))
+
+    def work() -> None:
+        with suppress(IndexError):  # none left
+            while True:
+                kernel(*chunks.popleft())  # disjoint memory, and the kernel releases the GIL
+
+    jobs = [_workers(helpers).submit(work) for _ in range(helpers)]
+    work()
     for job in jobs:
         job.result()

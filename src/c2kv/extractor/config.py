@@ -66,4 +66,6 @@ class ExtractorConfig:
 def check_ratio(ratio: int) -> None:
     """Raises ConfigError for a compression ratio outside 1..64."""
     if isinstance(ratio, bool) or not isinstance(ratio, int) or not 1 <= ratio <= MAX_RATIO:
-        raise ConfigError(f"ratio {ratio} is out of range; use a whole number from 1 to {MAX_RATIO}")
+        raise ConfigError(
+            f"ratio {ratio} is out of range; use a whole number from 1 to {MAX_RATIO}"
+        )

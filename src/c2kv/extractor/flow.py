@@ -30,7 +30,9 @@ class BlockLayout:
     in_block: Tensor  # [batch, m, ratio]: a real token stands there
 
     @classmethod
-    def of(cls, lengths: list[int], ratio: int, device: torch.device, dtype: torch.dtype) -> BlockLayout:
+    def of(
+        cls, lengths: list[int], ratio: int, device: torch.device, dtype: torch.dtype
+    ) -> BlockLayout:
         span = max(lengths)
         entries = -(-span // ratio)
         sizes = torch.tensor(lengths, device=device)

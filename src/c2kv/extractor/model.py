@@ -40,7 +40,7 @@ class Extractor(nn.Module):
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
         self.layers = nn.ModuleList(QKVHeads(config) for _ in range(config.num_layers))
         # Only keys and values of the last layer are kept: its queries are never read.
-        self.layers[-1].q_proj.requires_grad_(False)  # type: ignore[union-attr, operator]
+        self.layers[-1].q_proj.requires_grad_(False)
 
     @classmethod
     def from_backbone(
@@ -106,7 +106,10 @@ class Extractor(nn.Module):
             )
 
     def save_pretrained(
-        self, folder: str | Path, dtype: torch.dtype | None = torch.bfloat16, steps: int | None = None
+        self,
+        folder: str | Path,
+        dtype: torch.dtype | None = torch.bfloat16,
+        steps: int | None = None,
     ) -> None:
         """Write config and weights (bfloat16; None keeps the dtype) to `folder`; the weights
         appear whole or not at all."""
@@ -155,7 +158,7 @@ class Extractor(nn.Module):
 
 def _download(source: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(

@@ -1,0 +1,206 @@
+"""What commands share: model and extractor options, reading documents, tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from c2kv.errors import DocumentError
+
+if TYPE_CHECKING:
+    from c2kv.engine import Document, Engine
+
+SUFFIXES = (".txt", ".md", ".rst")
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """An argparse type for whole numbers within bounds."""
+
+    def parse(text: str) -> int:
+        bounds = f"from {low} to {high}" if high else f"of at least {low}"
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number {bounds}")
+        return value
+
+    return parse
+
+
+def cache_folder() -> Path:
+    """$C2KV_HOME, else ~/.cache/c2kv, as `c2kv.models.cache_dir` (kept free of torch here)."""
+    return Path(os.environ.get("C2KV_HOME") or Path.home() / ".cache" / "c2kv")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-m",
+        "--model",
+        default="smollm2-135m",
+        help="hub id, folder, .gguf file or the embedded smollm2-135m (default)",
+    )
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add_model_options(parser)
+    parser.add_argument("-x", "--extractor", metavar="PATH", help="extractor folder or hub id")
+    parser.add_argument(
+        "--untrained",
+        action="store_true",
+        help="use a fresh extractor: figures are real, compressed answers mean nothing",
+    )
+    parser.add_argument(
+        "-k",
+        "--ratio",
+        type=whole_number(1, 64),
+        default=4,
+        help="source tokens per entry of a fresh extractor, 1 to 64 (default 4)",
+    )
+    parser.add_argument("--variant", choices=("plain", "residual"), default="plain")
+    add_store_option(parser)
+    parser.add_argument(
+        "--segment-tokens",
+        type=whole_number(1),
+        default=512,
+        metavar="N",
+        help="cut documents into segments of at most N tokens (default 512)",
+    )
+    parser.add_argument(
+        "documents", nargs="+", metavar="DOCUMENT", help="text files, folders of them, or - (stdin)"
+    )
+
+
+def add_store_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store",
+        default=str(cache_folder() / "segments"),
+        metavar="DIR",
+        help="where segments are kept (default: %(default)s)",
+    )
+
+
+def load_engine(args: argparse.Namespace) -> Engine:
+    from transformers.utils import logging
+
+    from c2kv.engine import Engine
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return Engine.load(
+        args.model,
+        args.extractor,
+        untrained=args.untrained,
+        ratio=args.ratio,
+        variant=args.variant,
+        store=args.store,
+        dtype=args.dtype,
+        device=args.device,
+        segment_tokens=args.segment_tokens,
+    )
+
+
+def read_documents(sources: Sequence[str]) -> list[tuple[str, str]]:
+    """(name, text) of every file named, every text file in folders named, and stdin for `-`.
+
+    Raises DocumentError naming what cannot be read, before any model is loaded."""
+    found = []
+    for source in sources:
+        if source == "-":
+            found.append(("stdin", _decode("stdin", sys.stdin.buffer.read())))
+            continue
+        path = Path(source)
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+            if not files:
+                raise DocumentError(
+                    f"folder '{source}' holds no {', '.join(SUFFIXES)} files; name files"
+                )
+        else:
+            files = [path]
+        found += [(file.name if file is not path else source, _read(file)) for file in files]
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return _decode(str(path), path.read_bytes())
+    except OSError as error:
+        raise DocumentError(
+            f"cannot read document '{path}': {error.strerror}; check the path and its permissions"
+        ) from error
+
+
+def _decode(name: str, raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"document '{name}' is not UTF-8 text (byte {error.start}); convert it to text first"
+        ) from error
+    if "\0" in text:
+        raise DocumentError(f"document '{name}' is binary; convert it to text first")
+    if not any(map(str.isalnum, text)):
+        why = "holds no letter or digit to read" if text.strip() else "is empty"
+        raise DocumentError(f"document '{name}' {why}; leave it out")
+    return text
+
+
+def prepare_documents(engine: Engine, texts: Sequence[tuple[str, str]]) -> list[Document]:
+    return [engine.document(text, name=name) for name, text in texts]
+
+
+@contextmanager
+def extraction_progress(engine: Engine, documents: Sequence[Document]) -> Iterator[None]:
+    """A bar on stderr over the tokens extracted; it appears only when there is work to do."""
+    from tqdm import tqdm
+
+    total = sum(document.tokens for document in documents)
+    bar: Any = None
+
+    def advance(tokens: int) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = tqdm(total=total, unit="tok", desc="extracting", file=sys.stderr, leave=False)
+        bar.update(tokens)
+
+    engine.library.on_extracted = advance
+    try:
+        yield
+    finally:
+        del engine.library.on_extracted
+        if bar is not None:
+            bar.close()
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
+    """Columns padded to their widest cell; all but the first are right-aligned."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    text = []
+    for line in lines:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        text.append("  ".join(cells).rstrip())
+    text.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(text)
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

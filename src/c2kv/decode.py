@@ -1,0 +1,206 @@
+"""Decoding questions against a composition: greedy or sampled, one or a batch, streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2kv.backbone import Backbone
+from c2kv.composition import Composition, check_positions
+from c2kv.errors import ConfigError, DocumentError
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How answers are drawn. Greedy unless `sample`; then by the values given here."""
+
+    max_new_tokens: int = 128
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {self.max_new_tokens} is not positive; use 128, say")
+        if self.sample and self.temperature <= 0:
+            raise ConfigError(f"temperature {self.temperature} is not positive; leave sampling off")
+
+    @classmethod
+    def of(cls, backbone: Backbone, **given: Any) -> DecodingOptions:
+        """The model's generation config (stop tokens, sampling values), overridden by `given`;
+        None means not given. Sampling itself happens only when asked for."""
+        config = backbone.model.generation_config
+        names = {f.name for f in fields(cls)} - {"max_new_tokens", "sample", "seed", "stop_ids"}
+        values = {n: v for n in names if (v := getattr(config, n, None)) is not None}
+        eos = config.eos_token_id
+        if eos is None:
+            eos = getattr(backbone.tokenizer, "eos_token_id", None)
+        stop = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        return replace(
+            cls(stop_ids=stop, **values), **{k: v for k, v in given.items() if v is not None}
+        )
+
+    def processors(self) -> list[Any]:
+        """transformers' logits processors these options ask for, in its order."""
+        from transformers.generation import logits_process as lp
+
+        chain: list[Any] = []
+        if self.repetition_penalty != 1.0:
+            chain.append(lp.RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+        if not self.sample:
+            return chain
+        if self.temperature != 1.0:
+            chain.append(lp.TemperatureLogitsWarper(self.temperature))
+        if self.top_k:
+            chain.append(lp.TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            chain.append(lp.TopPLogitsWarper(self.top_p))
+        if self.min_p > 0.0:
+            chain.append(lp.MinPLogitsWarper(self.min_p))
+        return chain
+
+
+@dataclass
+class Decoded:
+    """token_ids without the stop token; finish_reason `stop`, `length` or `cancelled`."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = "length"
+
+
+@dataclass
+class DecodingTimes:
+    """Seconds: `compose` fills the cache, `question` runs the question's tokens, `steps` the
+    decoding steps after it (the first token comes from the question's pass)."""
+
+    compose: float = 0.0
+    question: float = 0.0
+    steps: float = 0.0
+    step_count: int = 0
+
+
+@torch.inference_mode()
+def decode(
+    composition: Composition,
+    questions: Sequence[Sequence[int]],
+    options: DecodingOptions,
+    on_token: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[list[Decoded], DecodingTimes]:
+    """Answer questions (token ids up to where the answer starts) as one batch, each with a tail
+    of its own. `on_token(row, token_id)` sees every token as it comes; `cancelled()` is asked
+    before every step.
+
+    Raises ContextOverflowError before any work when positions would not suffice."""
+    if not questions or not all(questions):
+        raise DocumentError("there is no question, or an empty one; ask something")
+    longest = max(map(len, questions))
+    backbone, device = composition.backbone, composition.backbone.device
+    check_positions(backbone, composition.question_position, longest + options.max_new_tokens)
+    times, clock = DecodingTimes(), _Clock(device)
+    cache = composition.open(longest + options.max_new_tokens, batch=len(questions))
+    times.compose = clock.lap()
+
+    # Left padding: every row's last question token stands in the last column.
+    padding = torch.tensor([longest - len(ids) for ids in questions])
+    rows = [[0] * (longest - len(ids)) + list(ids) for ids in questions]
+    tokens = torch.tensor(rows, device=device)
+    columns = torch.arange(longest) - padding[:, None]
+    positions = (composition.question_position + columns.clamp(min=0)).to(device)
+    mask = _mask(composition.entries, padding, longest + options.max_new_tokens, device)
+
+    choose = _Chooser(composition, questions, options)
+    decoded = [Decoded() for _ in questions]
+    active = set(range(len(questions)))
+    for step in range(options.max_new_tokens):
+        if cancelled():
+            for row in active:
+                decoded[row].finish_reason = "cancelled"
+            break
+        filled = composition.entries + longest + step
+        seen = None if mask is None else mask[:, :filled]
+        logits = backbone.forward(tokens, positions, cache, seen)[:, -1]
+        chosen = choose(logits, decoded)
+        if step == 0:
+            times.question = clock.lap()
+        else:
+            times.step_count += 1
+        for row in sorted(active):
+            if chosen[row] in options.stop_ids:
+                decoded[row].finish_reason = "stop"
+                active.discard(row)
+                continue
+            decoded[row].token_ids.append(chosen[row])
+            if on_token is not None:
+                on_token(row, chosen[row])
+        if not active:
+            break
+        tokens = torch.tensor(chosen, device=device)[:, None]
+        positions = positions[:, -1:] + 1
+    times.steps = clock.lap()
+    return decoded, times
+
+
+class _Chooser:
+    """Picks the next token of every row from logits [rows, vocab]."""
+
+    def __init__(
+        self,
+        composition: Composition,
+        questions: Sequence[Sequence[int]],
+        options: DecodingOptions,
+    ):
+        self._sample = options.sample
+        self._processors = options.processors()
+        context = composition.token_ids if options.repetition_penalty != 1.0 else []
+        self._contexts = [[*context, *question] for question in questions]
+        device = composition.backbone.device
+        # A generator per row: a row's draws do not depend on who shares its batch.
+        self._generators = [torch.Generator(device).manual_seed(options.seed) for _ in questions]
+
+    def __call__(self, logits: Tensor, decoded: list[Decoded]) -> list[int]:
+        if not self._processors and not self._sample:
+            return logits.argmax(dim=-1).tolist()
+        return [self._row(logits[i : i + 1].float(), i, d) for i, d in enumerate(decoded)]
+
+    def _row(self, scores: Tensor, row: int, so_far: Decoded) -> int:
+        ids = torch.tensor([self._contexts[row] + so_far.token_ids], device=scores.device)
+        for processor in self._processors:
+            scores = processor(ids, scores)
+        if not self._sample:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generators[row]))
+
+
+def _mask(entries: int, padding: Tensor, tail: int, device: torch.device) -> Tensor | None:
+    """What each row may see over all slots [rows, entries + tail]; None when all is visible."""
+    if not padding.any():
+        return None
+    mask = torch.ones(len(padding), entries + tail, dtype=torch.long)
+    for row, pads in zip(mask, padding.tolist(), strict=True):
+        row[entries : entries + pads] = 0
+    return mask.to(device)
+
+
+class _Clock:
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap, with the device's queued work done."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        self._last, elapsed = now, now - self._last
+        return elapsed

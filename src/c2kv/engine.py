@@ -1,0 +1,260 @@
+"""Engine, the facade users meet: add documents, then ask questions about any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from c2kv.backbone import Backbone
+from c2kv.composition import Composition, check_positions
+from c2kv.decode import Decoded, DecodingOptions, DecodingTimes, decode
+from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
+from c2kv.extractor import Extractor
+from c2kv.library import Retrieval, SegmentLibrary
+from c2kv.methods.base import Method, Prefilled
+from c2kv.methods.c2kv import C2KV
+from c2kv.methods.recompute import Recompute, prefill
+from c2kv.models import load_backbone
+from c2kv.prompt import SYSTEM_PROMPTS, PromptTemplate, render_document, render_question
+from c2kv.report import Report
+from c2kv.rotary import warm_up
+from c2kv.store import FolderStore
+
+DEFAULT_SEGMENT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as the backbone reads it: its message's token ids, cut into pieces."""
+
+    name: str
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text of an answer, its tokens, and the report of how it came about."""
+
+    text: str
+    token_ids: list[int]
+    report: Report
+
+
+class Engine:
+    """A frozen backbone, an extractor, and the segments of the documents added so far.
+
+    >>> engine = Engine.load("smollm2-135m")              # doctest: +SKIP
+    >>> handbook = engine.add(open("handbook.txt").read())  # doctest: +SKIP
+    >>> engine.ask("Who founded the firm?", [handbook]).text  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        extractor: Extractor,
+        store: FolderStore | None = None,
+        system: str = SYSTEM_PROMPTS[0],
+        segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
+    ):
+        self.backbone = backbone
+        self.template = PromptTemplate.of(backbone.tokenizer, system)
+        self.library = SegmentLibrary(backbone, extractor, self.template.digest, store)
+        self.segment_tokens = segment_tokens
+        self._methods: dict[str, Method] = {
+            method.name: method for method in (Recompute(), C2KV(self.library))
+        }
+        self._prefix: Composition | None = None
+        warm_up(backbone.dtype, backbone.device)
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        extractor: str | Path | None = None,
+        *,
+        untrained: bool = False,
+        ratio: int = 4,
+        variant: str = "plain",
+        store: str | Path | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        system: str = SYSTEM_PROMPTS[0],
+        segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
+    ) -> Engine:
+        """Load a backbone and an extractor (folder or hub id).
+
+        untrained: make a fresh extractor of `ratio` and `variant` instead; its answers from
+        compressed documents mean nothing, and say so. Raises MissingExtractorError when neither
+        is given, and every error of `load_backbone` and `Extractor.from_pretrained`."""
+        if extractor is None and not untrained:
+            raise MissingExtractorError(
+                f"no extractor is given for '{model}'; pass one (--extractor), or ask for a "
+                "fresh one (--untrained), whose compressed answers mean nothing"
+            )
+        backbone = load_backbone(model, dtype=dtype, device=device)
+        if extractor is None:
+            made = Extractor.from_backbone(backbone, ratio=ratio, variant=variant)
+        else:
+            made = Extractor.from_pretrained(extractor, backbone)
+        opened = None if store is None else FolderStore(store)
+        return cls(backbone, made, opened, system, segment_tokens)
+
+    def document(self, text: str, name: str = "", title: str | None = None) -> Document:
+        """Tokenise and cut a document, without extracting it. Raises DocumentError if empty."""
+        try:
+            if not any(map(str.isalnum, text)):
+                raise DocumentError("it holds no letter or digit to read; leave it out")
+            content = render_document(text, title)
+            pieces = self.template.document_pieces(content, self.segment_tokens)
+        except DocumentError as error:
+            raise DocumentError(f"document '{name}': {error}" if name else str(error)) from error
+        return Document(name, tuple(map(tuple, pieces)))
+
+    def add(self, text: str, name: str = "", title: str | None = None) -> Document:
+        """A document, extracted and stored, ready to be asked about."""
+        document = self.document(text, name, title)
+        self.extract([document])
+        return document
+
+    def extract(self, documents: Sequence[Document]) -> Retrieval:
+        """Make sure every piece of every document has its segment."""
+        return self.library.get(*_pieces_and_labels(documents))
+
+    @overload
+    def ask(self, question: str, documents: Sequence[Document], **kwargs: Any) -> Answer: ...
+    @overload
+    def ask(
+        self, question: Sequence[str], documents: Sequence[Document], **kwargs: Any
+    ) -> list[Answer]: ...
+    def ask(
+        self,
+        question: str | Sequence[str],
+        documents: Sequence[Document],
+        *,
+        method: str = "c2kv",
+        on_text: Callable[[int, str], None] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> Answer | list[Answer]:
+        """Answer one question, or several as one batch over the same composition.
+
+        options: those of DecodingOptions; `on_text(index, text)` streams each answer.
+        Raises DocumentError for empty questions, ContextOverflowError before decoding."""
+        single = isinstance(question, str)
+        questions = [question] if isinstance(question, str) else list(question)
+        if method not in self._methods:
+            known = ", ".join(self._methods)
+            raise ConfigError(f"method '{method}' is unknown; use one of {known}")
+        drawn = DecodingOptions.of(self.backbone, **options)
+        ids = [self.template.question_ids(render_question(q)) for q in questions if q.strip()]
+        if len(ids) != len(questions) or not ids:
+            raise DocumentError("a question is empty; ask something")
+        # Before any extraction or prefill: positions are known from the token counts.
+        spans = len(self.template.prefix_ids()) + sum(d.tokens for d in documents)
+        check_positions(self.backbone, spans, max(map(len, ids)) + drawn.max_new_tokens)
+        prefilled = self.prefill(documents, method)
+        streams = [_TextStream(self.backbone.tokenizer) for _ in ids]
+
+        def on_token(row: int, token: int) -> None:
+            if on_text is not None and (text := streams[row].push(token)):
+                on_text(row, text)
+
+        decoded, times = decode(prefilled.composition, ids, drawn, on_token, cancelled)
+        answers = []
+        for row, (one, asked) in enumerate(zip(decoded, ids, strict=True)):
+            if on_text is not None and (rest := streams[row].flush()):
+                on_text(row, rest)
+            text = self.backbone.tokenizer.decode(one.token_ids, skip_special_tokens=True)
+            report = self._report(method, documents, prefilled, one, times, len(asked), len(ids))
+            answers.append(Answer(text.strip(), one.token_ids, report))
+        return answers[0] if single else answers
+
+    def prefill(self, documents: Sequence[Document], method: str = "c2kv") -> Prefilled:
+        """The composition of these documents, in this order, by this method."""
+        if self._prefix is None:
+            self._prefix = prefill(self.backbone, self.template.prefix_ids())
+        return self._methods[method].prefill(self._prefix, *_pieces_and_labels(documents))
+
+    def _report(
+        self,
+        method: str,
+        documents: Sequence[Document],
+        prefilled: Prefilled,
+        decoded: Decoded,
+        times: DecodingTimes,
+        question_tokens: int,
+        batch: int,
+    ) -> Report:
+        composition = prefilled.composition
+        compressed = method != "recompute"
+        extractor = self.library.extractor
+        steps = times.step_count * batch
+        return Report(
+            method=method,
+            model=self.backbone.name,
+            backbone_digest=self.backbone.digest,
+            extractor_digest=self.library.extractor_digest if compressed else None,
+            untrained=compressed and not extractor.trained,
+            ratio=self._methods[method].ratio,
+            dtype=str(self.backbone.dtype).removeprefix("torch."),
+            device=str(self.backbone.device),
+            documents=len(documents),
+            segments=len(composition.segments),
+            segments_from_memory=prefilled.from_memory,
+            segments_from_disk=prefilled.from_disk,
+            segments_extracted=prefilled.extracted,
+            source_tokens=composition.question_position,
+            entries=composition.entries,
+            kv_bytes=composition.nbytes,
+            ttft=prefilled.load + prefilled.extract + prefilled.blend + times.compose,
+            load=prefilled.load,
+            extract=prefilled.extract,
+            compose=prefilled.blend + times.compose,
+            question_prefill=times.question,
+            question_tokens=question_tokens,
+            new_tokens=len(decoded.token_ids),
+            decode_tokens_per_second=steps / times.steps if steps else None,
+            batch=batch,
+            finish_reason=decoded.finish_reason,
+        )
+
+
+def _pieces_and_labels(
+    documents: Sequence[Document],
+) -> tuple[list[tuple[int, ...]], list[str]]:
+    pieces = [piece for document in documents for piece in document.pieces]
+    labels = [
+        document.name
+        if len(document.pieces) == 1
+        else f"{document.name} {i}/{len(document.pieces)}"
+        for document in documents
+        for i in range(1, len(document.pieces) + 1)
+    ]
+    return pieces, labels
+
+
+class _TextStream:
+    """Turns tokens into text as it becomes certain: a character may need several tokens."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._sent = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return "" if text.endswith("\ufffd") else self._take(text)
+
+    def flush(self) -> str:
+        return self._take(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+
+    def _take(self, text: str) -> str:
+        new, self._sent = text[self._sent :], len(text)
+        return new

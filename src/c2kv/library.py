@@ -1,0 +1,147 @@
+"""SegmentLibrary: hands out a document piece's segment from memory, else disk, else extracts it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from c2kv.backbone import Backbone
+from c2kv.extractor import Extractor, extract
+from c2kv.segment import Segment, SegmentIdentity
+from c2kv.store import FolderStore
+
+# Padded source tokens of one extraction pass: bounds its memory.
+BATCH_TOKENS = 4096
+
+
+@dataclass
+class Retrieval:
+    """Segments in the order asked for, and where they came from. Times in seconds."""
+
+    segments: list[Segment] = field(default_factory=list)
+    from_memory: int = 0
+    from_disk: int = 0
+    extracted: int = 0
+    load_seconds: float = 0.0
+    extract_seconds: float = 0.0
+
+
+class SegmentLibrary:
+    """Segments of one backbone and extractor, for one tenant.
+
+    memory_bytes bounds the segments kept in memory (least recently used go first); what a store
+    holds survives the process. `on_extracted` is told the source tokens of each finished pass."""
+
+    on_extracted: Callable[[int], None] = staticmethod(lambda tokens: None)
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        extractor: Extractor,
+        template_digest: str,
+        store: FolderStore | None = None,
+        memory_bytes: int = 2 << 30,
+        tenant: str = "",
+    ):
+        extractor.check_backbone(backbone)
+        self.backbone = backbone
+        self.extractor = extractor
+        self.extractor_digest = extractor.digest
+        self.store = store
+        self._template = template_digest
+        self._tenant = tenant
+        self._memory: OrderedDict[str, Segment] = OrderedDict()
+        self._memory_limit = memory_bytes
+        self._memory_used = 0
+
+    def identity(self, piece: Sequence[int]) -> SegmentIdentity:
+        """The identity of the segment of a piece's token ids."""
+        return SegmentIdentity(
+            backbone=self.backbone.digest,
+            extractor=self.extractor_digest,
+            variant=self.extractor.config.variant,
+            ratio=self.extractor.config.ratio,
+            dtype=str(self.backbone.dtype).removeprefix("torch."),
+            template=self._template,
+            token_ids=tuple(piece),
+            tenant=self._tenant,
+        )
+
+    def get(
+        self,
+        pieces: Sequence[Sequence[int]],
+        labels: Sequence[str] | None = None,
+    ) -> Retrieval:
+        """The segments of `pieces` (token ids); `labels` name newly stored ones for people."""
+        result, start = Retrieval(), time.perf_counter()
+        identities = [self.identity(piece) for piece in pieces]
+        found: dict[str, Segment] = {}
+        missing: dict[str, int] = {}
+        for index, identity in enumerate(identities):
+            key = identity.key
+            if key in found or key in missing:
+                continue
+            if (segment := self._memory.get(key)) is not None:
+                self._memory.move_to_end(key)
+                result.from_memory += 1
+            elif self.store is not None and (segment := self.store.get(identity)) is not None:
+                self._remember(segment)
+                result.from_disk += 1
+            if segment is None:
+                missing[key] = index
+            else:
+                found[key] = segment
+        result.load_seconds = time.perf_counter() - start
+
+        start = time.perf_counter()
+        for batch in _batches([(i, len(pieces[i])) for i in missing.values()]):
+            for index, segment in zip(
+                batch, self._extract([identities[i] for i in batch]), strict=True
+            ):
+                if self.store is not None:
+                    self.store.put(segment, labels[index] if labels else "")
+                self._remember(segment)
+                found[segment.key] = segment
+            result.extracted += len(batch)
+            self.on_extracted(sum(len(pieces[i]) for i in batch))
+        result.extract_seconds = time.perf_counter() - start if missing else 0.0
+        result.segments = [found[identity.key] for identity in identities]
+        return result
+
+    def forget(self) -> None:
+        """Drop what memory holds (not the store): the next request reads from disk."""
+        self._memory.clear()
+        self._memory_used = 0
+
+    @torch.no_grad()
+    def _extract(self, identities: Sequence[SegmentIdentity]) -> list[Segment]:
+        kvs = extract(self.backbone, self.extractor, [i.token_ids for i in identities])
+        if len(kvs) > 1:  # a view would keep the whole padded batch alive
+            kvs = [kv.clone(memory_format=torch.contiguous_format) for kv in kvs]
+        return [Segment(*pair) for pair in zip(identities, kvs, strict=True)]
+
+    def _remember(self, segment: Segment) -> None:
+        if segment.key in self._memory:
+            return
+        self._memory[segment.key] = segment
+        self._memory_used += segment.nbytes
+        while self._memory_used > self._memory_limit and len(self._memory) > 1:
+            _, dropped = self._memory.popitem(last=False)
+            self._memory_used -= dropped.nbytes
+
+
+def _batches(lengths: list[tuple[int, int]]) -> Iterator[list[int]]:
+    """Group (index, length) pairs of like lengths, each group within BATCH_TOKENS padded."""
+    batch: list[int] = []
+    for index, length in sorted(lengths, key=lambda pair: pair[1]):
+        # Sorted: the newcomer is the longest, and sets the padded width.
+        if batch and (len(batch) + 1) * length > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,42 @@
+"""Full recompute: one causal prefill of everything, the reference for every other method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from c2kv.backbone import Backbone
+from c2kv.cache import ComposedCache
+from c2kv.composition import Composition, check_positions
+from c2kv.methods.base import Prefilled
+
+
+class Recompute:
+    """Nothing is stored; the whole prompt is computed on every request."""
+
+    name = "recompute"
+    ratio = 1
+
+    def prefill(
+        self, prefix: Composition, pieces: Sequence[Sequence[int]], labels: Sequence[str]
+    ) -> Prefilled:
+        start = time.perf_counter()
+        ids = [*prefix.prefix_ids, *(token for piece in pieces for token in piece)]
+        composition = prefill(prefix.backbone, ids)
+        return Prefilled(composition, blend=time.perf_counter() - start)
+
+
+@torch.inference_mode()
+def prefill(backbone: Backbone, ids: Sequence[int]) -> Composition:
+    """A composition of ordinary KV only: `ids` at positions 0.. in one causal pass."""
+    shape = (backbone.num_layers, 2, 1, backbone.num_kv_heads, len(ids), backbone.head_dim)
+    arena = torch.empty(shape, dtype=backbone.dtype, device=backbone.device)
+    composition = Composition(backbone, arena[:, :, 0], tuple(ids))
+    if ids:
+        check_positions(backbone, len(ids), 0)
+        tokens = torch.tensor([list(ids)], device=backbone.device)
+        positions = torch.arange(len(ids), device=backbone.device)[None]
+        backbone.forward(tokens, positions, ComposedCache(arena, 0))
+    return composition

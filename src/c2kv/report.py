@@ -1,0 +1,42 @@
+"""Report: how an answer came about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Report:
+    """Times in seconds. `ttft` is the paper's: from the request to the documents' KV complete on
+    the device; it includes `extract`, which is 0 when every segment came from the store."""
+
+    method: str
+    model: str
+    backbone_digest: str
+    extractor_digest: str | None
+    untrained: bool
+    ratio: int
+    dtype: str
+    device: str
+    documents: int
+    segments: int
+    segments_from_memory: int
+    segments_from_disk: int
+    segments_extracted: int
+    source_tokens: int
+    entries: int
+    kv_bytes: int
+    ttft: float
+    load: float
+    extract: float
+    compose: float
+    question_prefill: float
+    question_tokens: int
+    new_tokens: int
+    decode_tokens_per_second: float | None
+    batch: int
+    finish_reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
