@@ -191,6 +191,19 @@ class Backbone:
             **{self._cache_argument: cache},
         ).logits
 
+    def hidden(
+        self, input_ids: Tensor, positions: Tensor, cache: Any, attention_mask: Tensor
+    ) -> Tensor:
+        """As `forward`, up to the final norm: hidden states [batch, q, hidden_size], so that the
+        vocabulary is computed only where it is wanted."""
+        return self.model.model(
+            input_ids=input_ids,
+            position_ids=positions,
+            attention_mask=attention_mask,
+            use_cache=True,
+            **{self._cache_argument: cache},
+        ).last_hidden_state
+
     def _check_rotation(self) -> None:
         """c2kv rotates keys itself, in one pass; it must mean what this model's code means."""
         library = sys.modules[type(self.model).__module__]

@@ -47,3 +47,7 @@ class CorruptSegmentError(StoreError):
 
 class CancelledError(C2KVError):
     """The caller cancelled the request."""
+
+
+class DataError(C2KVError):
+    """A data set cannot be read, or holds a record that cannot be used."""
