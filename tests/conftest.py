@@ -4,11 +4,16 @@ from functools import cache
 
 import pytest
 import torch
+import transformers
 
 from c2kv.backbone import Backbone
 from c2kv.extractor import Extractor
 from c2kv.models import EMBEDDED, load_backbone
 from tiny import TINY_MODELS, tiny_model
+
+
+def pytest_report_header():
+    return f"torch {torch.__version__}, transformers {transformers.__version__}"
 
 
 @cache
