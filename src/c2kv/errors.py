@@ -51,3 +51,7 @@ class CancelledError(C2KVError):
 
 class DataError(C2KVError):
     """A data set cannot be read, or holds a record that cannot be used."""
+
+
+class TrainingError(C2KVError):
+    """A training run cannot go on; the message says where the last good state is."""

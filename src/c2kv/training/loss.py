@@ -1,0 +1,126 @@
+"""The training loss: answers read from independently extracted, concatenated documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import DynamicCache
+
+from c2kv.backbone import Backbone
+from c2kv.composition import Placement
+from c2kv.extractor import Extractor, extract
+from c2kv.methods.recompute import prefill
+from c2kv.rotary import rotate
+
+# Padded tokens of an extraction batch per real one, at most.
+_PADDED = 1.25
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question over some of a group's documents, in this order. Token ids throughout."""
+
+    prefix: tuple[int, ...]
+    documents: tuple[int, ...]
+    question: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Questions that share documents: these are extracted once, with one backward through."""
+
+    documents: tuple[tuple[int, ...], ...]
+    questions: tuple[Question, ...]
+
+
+def group_loss(
+    backbone: Backbone, extractor: Extractor, group: Group, ratio: int | None = None
+) -> tuple[Tensor, int]:
+    """Sum over answer tokens of next-token cross-entropy (scalar), and their number.
+
+    Documents are extracted alone and concatenated behind each question's prefix; gradients reach
+    the extractor only. The same as the questions one at a time."""
+    ratio = extractor.config.ratio if ratio is None else ratio
+    kvs = _extract(backbone, extractor, group.documents, ratio)
+    rows = [_compose(backbone, kvs, group, q, ratio) for q in group.questions]
+    logits, targets = answer_logits(backbone, rows, group.questions)
+    return F.cross_entropy(logits.float(), targets, reduction="sum"), len(targets)
+
+
+def _extract(
+    backbone: Backbone, extractor: Extractor, documents: Sequence[Sequence[int]], ratio: int
+) -> list[Tensor]:
+    """`extract`, in batches of like lengths, so that little is padded."""
+    kvs: dict[int, Tensor] = {}
+    batch: list[int] = []
+
+    def flush() -> None:
+        got = extract(backbone, extractor, [documents[i] for i in batch], ratio)
+        kvs.update(zip(batch, got, strict=True))
+        batch.clear()
+
+    for index in sorted(range(len(documents)), key=lambda i: len(documents[i])):
+        real = sum(len(documents[i]) for i in batch) + len(documents[index])
+        if batch and len(documents[index]) * (len(batch) + 1) > _PADDED * real:
+            flush()
+        batch.append(index)
+    flush()
+    return [kvs[i] for i in range(len(documents))]
+
+
+@lru_cache(maxsize=16)  # the prefixes are a small pool
+def _prefix_kv(backbone: Backbone, ids: tuple[int, ...]) -> Tensor:
+    return prefill(backbone, ids).prefix.clone()  # out of inference mode
+
+
+def _compose(
+    backbone: Backbone, kvs: Sequence[Tensor], group: Group, question: Question, ratio: int
+) -> tuple[Tensor, int]:
+    """Rotated KV [layers, 2, kv_heads, entries, head_dim] and the question's position."""
+    parts, offset = [_prefix_kv(backbone, question.prefix)], len(question.prefix)
+    for index in question.documents:
+        kv, span = kvs[index], len(group.documents[index])
+        at = Placement(offset, span, ratio, 0, kv.shape[3])
+        cos, sin = backbone.cos_sin(at.positions())
+        parts.append(torch.stack((rotate(kv[:, 0], cos, sin), kv[:, 1]), dim=1))
+        offset += span
+    return torch.cat(parts, dim=3), offset
+
+
+def answer_logits(
+    backbone: Backbone, rows: Sequence[tuple[Tensor, int]], questions: Sequence[Question]
+) -> tuple[Tensor, Tensor]:
+    """Logits that predict each answer token [answer tokens, vocab], and those tokens, for rows
+    of (KV, question position) run as one batch: KV padded on the left, tokens on the right."""
+    device = backbone.device
+    entries = max(kv.shape[3] for kv, _ in rows)
+    tails = [(*q.question, *q.answer) for q in questions]
+    width = max(map(len, tails)) - 1  # the last answer token predicts nothing
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    positions = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.ones(len(rows), entries + width, dtype=torch.long)
+    where: list[tuple[int, int]] = []
+    targets: list[int] = []
+    padded = []
+    for row, ((kv, position), q, tail) in enumerate(zip(rows, questions, tails, strict=True)):
+        tokens[row, : len(tail) - 1] = torch.tensor(tail[:-1])
+        positions[row] = position + torch.arange(width)
+        missing = entries - kv.shape[3]
+        mask[row, :missing] = 0
+        padded.append(F.pad(kv, (0, 0, missing, 0)))
+        first = len(q.question) - 1
+        where += [(row, column) for column in range(first, first + len(q.answer))]
+        targets += q.answer
+    cache = DynamicCache(config=backbone.config)
+    for index, layer in enumerate(torch.stack(padded, dim=2)):
+        cache.update(layer[0], layer[1], index)
+    hidden = backbone.hidden(tokens.to(device), positions.to(device), cache, mask.to(device))
+    at = torch.tensor(where, device=device)
+    logits = backbone.model.lm_head(hidden[at[:, 0], at[:, 1]])
+    return logits, torch.tensor(targets, device=device)

@@ -1,0 +1,170 @@
+"""Recipes: everything that fixes a training run, as a YAML file checked on loading."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import typing
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from c2kv.errors import ConfigError
+from c2kv.extractor.config import VARIANTS, check_ratio
+
+OBJECTIVES = ("sft", "reconstruct", "continue")
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """source: a file or `hub:owner/name`; format: of `c2kv.training.records`; weight: how often
+    it is drawn relative to the others (default: by its number of questions)."""
+
+    source: str
+    format: str = "auto"
+    split: str | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """steps optimizer steps on a mix of objectives, drawn in proportion to their weights.
+
+    `sft` is the paper's objective; `reconstruct` (repeat a passage from its entries) and
+    `continue` (go on where a passage was cut) are warm-ups beyond it."""
+
+    steps: int
+    mix: dict[str, float] = field(default_factory=lambda: {"sft": 1.0})
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"a stage of {self.steps} steps does nothing; remove it")
+        if unknown := set(self.mix) - set(OBJECTIVES):
+            raise ConfigError(f"objectives {sorted(unknown)} are unknown; use {OBJECTIVES}")
+        if not self.mix or min(self.mix.values()) < 0 or not sum(self.mix.values()):
+            raise ConfigError(f"mix {self.mix} draws nothing; give an objective a weight above 0")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The paper's settings are the defaults; see `recipes/` for whole runs.
+
+    ratios: drawn per sample when given (one extractor for several ratios); groups: groups of
+    questions in a step, over all processes; documents: fewest and most in a sample; exclude:
+    evaluation data, whose passages and questions are dropped from the training data."""
+
+    model: str
+    data: tuple[DataSource, ...]
+    output: str
+    stages: tuple[Stage, ...] = (Stage(1250),)
+    dev: tuple[DataSource, ...] = ()
+    exclude: tuple[DataSource, ...] = ()
+    ratio: int = 4
+    ratios: tuple[int, ...] = ()
+    variant: str = "plain"
+    dtype: str = "auto"
+    seed: int = 0
+    groups: int = 32
+    documents: tuple[int, int] = (10, 20)
+    questions: int = 1
+    document_tokens: int = 1024
+    answer_tokens: int = 128
+    passages: int = 8
+    passage_tokens: int = 96
+    learning_rate: float = 5e-5
+    final_learning_rate: float = 0.0
+    warmup_steps: int = 500
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    checkpoint_every: int = 100
+    evaluate_every: int = 100
+    dev_samples: int = 32
+
+    def __post_init__(self) -> None:
+        for ratio in (self.ratio, *self.ratios):
+            check_ratio(ratio)
+        if self.variant not in VARIANTS:
+            raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
+        for name in ("groups", "questions", "checkpoint_every", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not positive")
+        if not self.data or not self.stages:
+            raise ConfigError("a recipe needs data and at least one stage")
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that decides the run (not of where it is written, or how often)."""
+        values = dataclasses.asdict(self)
+        for name in ("output", "checkpoint_every", "evaluate_every", "dev_samples", "dev"):
+            del values[name]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def load_recipe(path: str | Path, settings: tuple[str, ...] = ()) -> Recipe:
+    """Read a YAML recipe; each of `settings` is `key=value`, value as YAML, and wins.
+
+    Raises ConfigError naming the key that is unknown, missing or of the wrong type."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read recipe '{path}': {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"recipe '{path}' is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"recipe '{path}' holds no keys; see recipes/ for examples")
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator:
+            raise ConfigError(f"setting '{setting}' is not key=value")
+        values[key] = yaml.safe_load(value)
+    return _build(Recipe, values, str(path))
+
+
+def _build(kind: type, values: Any, where: str) -> Any:
+    """`values` as the dataclass `kind`, checked recursively."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected keys and values, not {values!r}")
+    hints = typing.get_type_hints(kind)
+    if unknown := set(values) - set(hints):
+        raise ConfigError(f"{where}: unknown key '{min(unknown)}'; known: {', '.join(hints)}")
+    required = {f.name for f in fields(kind) if _is_required(f)}
+    if missing := required - set(values):
+        raise ConfigError(f"{where}: key '{min(missing)}' is missing")
+    return kind(**{k: _convert(hints[k], v, f"{where}: {k}") for k, v in values.items()})
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if is_dataclass(hint):
+        return _build(hint, value, where)  # type: ignore[arg-type]
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list):
+        if inner[-1] is Ellipsis:
+            return tuple(_convert(inner[0], item, where) for item in value)
+        if len(inner) == len(value):
+            return tuple(_convert(i, item, where) for i, item in zip(inner, value, strict=True))
+    elif origin is dict and isinstance(value, dict):
+        return {k: _convert(inner[1], v, where) for k, v in value.items()}
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif type(None) in inner:
+        return None if value is None else _convert(inner[0], value, where)
+    elif hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
+        return value
+    elif hint is float and isinstance(value, str):  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise ConfigError(f"{where}: {value!r} is not of the expected type {hint}")

@@ -1,0 +1,303 @@
+"""The trainer: AdamW over the extractor alone, with exact resume, on one process or many."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from c2kv.backbone import Backbone
+from c2kv.errors import ConfigError, DataError, TrainingError
+from c2kv.extractor import Extractor
+from c2kv.models import weights_digest
+from c2kv.prompt import PromptTemplate
+from c2kv.training.loss import Group, group_loss
+from c2kv.training.recipe import DataSource, Recipe, Stage
+from c2kv.training.records import BadRecord, Record, read_records
+from c2kv.training.samples import SampleOptions, Sampler
+
+_KEPT_CHECKPOINTS = 2
+
+
+class _MeanLoss(nn.Module):
+    """What DDP wraps: the extractor as a module, the frozen backbone beside it."""
+
+    def __init__(self, backbone: Backbone, extractor: Extractor):
+        super().__init__()
+        self.extractor = extractor
+        self._backbone = [backbone]  # in a list: not a submodule, so neither synced nor saved
+
+    def forward(self, group: Group, ratio: int) -> Tensor:
+        loss, tokens = group_loss(self._backbone[0], self.extractor, group, ratio)
+        return loss / tokens
+
+
+def read_source(source: DataSource) -> tuple[list[Record], int]:
+    """A source's records, and how many bad ones it held (unanswerable ones included)."""
+    bad: list[BadRecord] = []
+    records = list(read_records(source.source, source.format, source.split, bad.append))
+    return records, len(bad)
+
+
+class HeldOut:
+    """Passages and questions that training data must not hold."""
+
+    def __init__(self, sources: Sequence[DataSource]):
+        held = [record for source in sources for record in read_source(source)[0]]
+        self._passages = {p.text.strip() for record in held for p in record.documents}
+        self._questions = {record.question.strip() for record in held}
+
+    def allows(self, record: Record) -> bool:
+        return record.question.strip() not in self._questions and not any(
+            p.text.strip() in self._passages for p in record.documents
+        )
+
+
+class Trainer:
+    """One run of a recipe. Everything it writes is under `recipe.output`: `checkpoints/`,
+    `metrics.jsonl`, and the finished extractor in `extractor/`."""
+
+    def __init__(self, recipe: Recipe, backbone: Backbone, resume: bool = False):
+        self.recipe = recipe
+        self.backbone = backbone
+        self.output = Path(recipe.output)
+        mixed = "bf16" if backbone.dtype == torch.bfloat16 else "no"
+        self.accelerator = Accelerator(mixed_precision=mixed, cpu=backbone.device.type == "cpu")
+        world = self.accelerator.num_processes
+        if recipe.groups % world:
+            raise ConfigError(f"{recipe.groups} groups a step do not divide over {world} processes")
+        template = PromptTemplate.of(backbone.tokenizer)
+        names = [f.name for f in fields(SampleOptions)]
+        options = SampleOptions(**{name: getattr(recipe, name) for name in names})
+        held_out = HeldOut(recipe.exclude)
+        sources = []
+        for source in recipe.data:
+            records, bad = read_source(source)
+            allowed = [record for record in records if held_out.allows(record)]
+            sources.append((allowed, source.weight))
+            self._log(
+                {
+                    "source": source.source,
+                    "records": len(allowed),
+                    "bad": bad,
+                    "excluded": len(records) - len(allowed),
+                }
+            )
+        self.sampler = Sampler(sources, template, options, recipe.seed)
+        self.dev: Sampler | None = None
+        if recipe.dev:
+            dev = [(read_source(source)[0], source.weight) for source in recipe.dev]
+            self.dev = Sampler(dev, template, replace(options, questions=1), seed=1)
+        checkpoints = sorted((self.output / "checkpoints").glob("step-*"))
+        if checkpoints and not resume:
+            raise TrainingError(
+                f"'{self.output}' holds checkpoints of an earlier run; pass --resume to go on, or "
+                "choose another output"
+            )
+        self.step = 0
+        if checkpoints:
+            extractor = Extractor.from_pretrained(checkpoints[-1], backbone)
+        else:
+            extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
+        self.extractor = extractor.float()
+        trained = [p for p in self.extractor.parameters() if p.requires_grad]
+        decay = {
+            "params": [p for p in trained if p.dim() > 1],
+            "weight_decay": recipe.weight_decay,
+        }
+        plain = {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0}
+        self.optimizer = torch.optim.AdamW([decay, plain], recipe.learning_rate, recipe.betas)
+        if checkpoints:
+            self._load(checkpoints[-1])
+        self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor))
+
+    def train(self, until: int | None = None) -> Extractor:
+        """Run to the end (or to step `until`), saving on the way. Raises TrainingError when the
+        loss is not finite; the last good checkpoint stays. Ctrl-C saves and goes on up."""
+        recipe, total = self.recipe, self.recipe.steps if until is None else until
+        before = weights_digest(self.backbone.model)
+        bar = tqdm(
+            total=total,
+            initial=self.step,
+            unit="step",
+            disable=not self.accelerator.is_main_process,
+        )
+        try:
+            while self.step < total:
+                if self.step % recipe.evaluate_every == 0:
+                    self.evaluate()
+                metrics = self._one_step()
+                self._log(metrics)
+                bar.set_postfix_str(
+                    f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:.0f} tok/s"
+                )
+                bar.update()
+                if self.step % recipe.checkpoint_every == 0:
+                    self._save()
+        except KeyboardInterrupt:
+            self._save()
+            raise
+        finally:
+            bar.close()
+        self._save()
+        if self.step == recipe.steps:
+            self.evaluate()
+        if weights_digest(self.backbone.model) != before:
+            raise TrainingError("the backbone changed while training; the result is not valid")
+        if self.accelerator.is_main_process:
+            self.extractor.save_pretrained(self.output / "extractor", steps=self.step)
+        return self.extractor
+
+    def probe(self) -> float:
+        """Seconds that the losses and gradients of the next step take; nothing is changed."""
+        start = time.perf_counter()
+        for group, ratio in self._groups():
+            with self.accelerator.autocast():
+                self.module(group, ratio).backward()
+        self.optimizer.zero_grad()
+        return _since(start)
+
+    def evaluate(self) -> None:
+        """Answer NLL per token on dev samples, with their documents and with wrong ones."""
+        if self.dev is None:
+            return
+        start = time.perf_counter()
+        groups = [self.dev.qa(i) for i in range(self.recipe.dev_samples)]
+        totals = {"right": 0.0, "wrong": 0.0}
+        tokens = 0
+        with torch.no_grad(), self.accelerator.autocast():
+            for own, other in zip(groups, [*groups[1:], groups[0]], strict=True):
+                (question,) = own.questions
+                order = tuple(range(len(other.documents)))
+                wrong = Group(other.documents, (replace(question, documents=order),))
+                for name, group in (("right", own), ("wrong", wrong)):
+                    loss, count = group_loss(self.backbone, self.extractor, group)
+                    totals[name] += loss.item()
+                tokens += count
+        nll = {f"dev_nll_{name}": total / tokens for name, total in totals.items()}
+        gap = nll["dev_nll_wrong"] - nll["dev_nll_right"]
+        self._log({"step": self.step, **nll, "dev_gap": gap, "seconds": _since(start)})
+
+    def _one_step(self) -> dict[str, Any]:
+        recipe, start = self.recipe, time.perf_counter()
+        rate = self._learning_rate()
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
+        losses, tokens = [], 0
+        mine = list(self._groups())
+        for position, (group, ratio) in enumerate(mine):
+            last = position == len(mine) - 1
+            # Processes exchange gradients once, after the last group.
+            sync = self.accelerator.no_sync(self.module) if not last else nullcontext()
+            with sync, self.accelerator.autocast():
+                loss = self.module(group, ratio)
+                self.accelerator.backward(loss / len(mine))
+            losses.append(loss.detach().float())
+            tokens += sum(map(len, group.documents))
+            tokens += sum(len(q.question) + len(q.answer) for q in group.questions)
+        mean = self.accelerator.reduce(torch.stack(losses).mean(), "mean").item()
+        if not math.isfinite(mean):
+            self.optimizer.zero_grad()
+            raise TrainingError(
+                f"the loss is {mean} at step {self.step}; the last good checkpoint stands in "
+                f"'{self.output / 'checkpoints'}': resume from it with a lower learning rate"
+            )
+        norm = self.accelerator.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        seconds = _since(start)
+        return {
+            "step": self.step,
+            "loss": mean,
+            "gradient_norm": float(norm),
+            "learning_rate": rate,
+            "tokens_per_second": tokens * self.accelerator.num_processes / seconds,
+            "seconds": seconds,
+        }
+
+    def _groups(self) -> Iterator[tuple[Group, int]]:
+        """This process's groups of the current step, each with its ratio."""
+        recipe, stage = self.recipe, self._stage()
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        for index in range(
+            self.step * recipe.groups + rank, (self.step + 1) * recipe.groups, world
+        ):
+            rng = random.Random(f"{recipe.seed}/plan/{index}")
+            (objective,) = rng.choices(list(stage.mix), list(stage.mix.values()))
+            ratio = rng.choice(recipe.ratios) if recipe.ratios else recipe.ratio
+            if objective == "sft":
+                yield self.sampler.qa(index), ratio
+            else:
+                repeat = objective == "reconstruct"
+                yield self.sampler.passages(index, repeat), ratio
+
+    def _stage(self) -> Stage:
+        left = self.step
+        for stage in self.recipe.stages:
+            if left < stage.steps:
+                return stage
+            left -= stage.steps
+        return self.recipe.stages[-1]
+
+    def _learning_rate(self) -> float:
+        """Linear warm-up, then a cosine to the final rate at the recipe's last step."""
+        recipe = self.recipe
+        if self.step < recipe.warmup_steps:
+            return recipe.learning_rate * (self.step + 1) / recipe.warmup_steps
+        done = (self.step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+        low, high = recipe.final_learning_rate, recipe.learning_rate
+        return low + (high - low) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        if self.accelerator.is_main_process:
+            self.output.mkdir(parents=True, exist_ok=True)
+            with (self.output / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+
+    def _save(self) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        folder = self.output / "checkpoints" / f"step-{self.step:07d}"
+        if folder.exists():
+            return
+        partial = folder.with_name(f".{folder.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        self.extractor.save_pretrained(partial, dtype=torch.float32, steps=self.step)
+        torch.save(self.optimizer.state_dict(), partial / "optimizer.pt")
+        state = {"step": self.step, "recipe": self.recipe.digest, "settings": asdict(self.recipe)}
+        (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, folder)
+        for old in sorted(folder.parent.glob("step-*"))[:-_KEPT_CHECKPOINTS]:
+            shutil.rmtree(old)
+
+    def _load(self, folder: Path) -> None:
+        try:
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
+        except (OSError, ValueError) as error:
+            raise DataError(f"checkpoint '{folder}' is damaged ({error}); remove it") from error
+        if state["recipe"] != self.recipe.digest:
+            raise ConfigError(
+                f"checkpoint '{folder}' was made by another recipe; resume with the settings in "
+                "its state.json, or choose another output"
+            )
+        self.optimizer.load_state_dict(optimizer)
+        self.step = state["step"]
+
+
+def _since(start: float) -> float:
+    return round(time.perf_counter() - start, 3)

@@ -1,0 +1,282 @@
+"""Training: samples in inference's prompts, exact resume, only the extractor changes, recipes."""
+
+import json
+
+import pytest
+import torch
+
+from c2kv.backbone import Backbone
+from c2kv.errors import ConfigError, TrainingError
+from c2kv.extractor import Extractor
+from c2kv.models import weights_digest
+from c2kv.prompt import QA_INSTRUCTIONS, SYSTEM_PROMPTS, PromptTemplate, render_question
+from c2kv.training.recipe import DataSource, Recipe, Stage, load_recipe
+from c2kv.training.records import read_records
+from c2kv.training.samples import SampleOptions, Sampler
+from c2kv.training.trainer import HeldOut, Trainer
+from conftest import backbone_of
+from tiny import tiny_model
+
+pytestmark = pytest.mark.embedded
+
+PLACES = ("Aldwick", "Brone", "Carrow", "Delph", "Eastmere", "Farley", "Goss", "Hallam")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Eight passages with two questions each, in the generic format."""
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    lines = []
+    for number, place in enumerate(PLACES):
+        text = f"The mill at {place} was built in {1700 + number} and has {number + 2} floors."
+        for question, answer in (
+            (f"When was the mill at {place} built?", str(1700 + number)),
+            (f"How many floors has the mill at {place}?", str(number + 2)),
+        ):
+            record = {
+                "id": f"{place}-{answer}",
+                "dataset": "mills",
+                "split": "train",
+                "documents": [{"title": place, "text": text}],
+                "question": question,
+                "answers": [answer],
+                "supporting": [0],
+                "group": place,
+                "task": "qa",
+            }
+            lines.append(json.dumps(record))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def backbone(embedded):
+    """A tiny model that reads with the embedded model's tokenizer."""
+    model = tiny_model("llama", vocab_size=len(embedded.tokenizer))
+    return Backbone(model, embedded.tokenizer, "tiny")
+
+
+@pytest.fixture
+def recipe(data, tmp_path):
+    def make(**changes):
+        settings = {
+            "model": "tiny",
+            "data": (DataSource(str(data)),),
+            "dev": (DataSource(str(data)),),
+            "output": str(tmp_path / "run"),
+            "stages": (Stage(2, {"reconstruct": 1, "continue": 1}), Stage(4)),
+            "groups": 2,
+            "questions": 2,
+            "documents": (1, 3),
+            "passages": 2,
+            "passage_tokens": 12,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "checkpoint_every": 2,
+            "evaluate_every": 3,
+            "dev_samples": 3,
+        }
+        return Recipe(**{**settings, **changes})
+
+    return make
+
+
+def sampler_of(backbone, data, **options):
+    template = PromptTemplate.of(backbone.tokenizer)
+    records = list(read_records(data))
+    return Sampler([(records, None)], template, SampleOptions(**options), seed=3)
+
+
+def losses(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_samples_are_inferences_prompts_token_for_token(backbone, data):
+    tokenizer = backbone.tokenizer
+    sampler = sampler_of(backbone, data, documents=(2, 3), questions=2)
+    records = list(read_records(data))
+    for index in range(20):
+        group = sampler.qa(index)
+        for question in group.questions:
+            text = tokenizer.decode(question.question)
+            (record,) = [r for r in records if r.question in text]
+            joined = list(question.prefix)
+            for number in question.documents:
+                joined += group.documents[number]
+            joined += question.question
+            contents = [
+                tokenizer.decode(group.documents[n]).split("\n", 1)[1].split("<|im_end|>")[0]
+                for n in question.documents
+            ]
+            possible = {
+                tuple(
+                    tokenizer(
+                        PromptTemplate.of(tokenizer, system).conversation(
+                            contents, render_question(record.question, instruction)
+                        ),
+                        add_special_tokens=False,
+                    ).input_ids
+                )
+                for system in SYSTEM_PROMPTS
+                for instruction in QA_INSTRUCTIONS
+            }
+            assert tuple(joined) in possible
+            assert tokenizer.decode(question.answer) == record.answers[0] + "<|im_end|>"
+            assert any(record.documents[0].text in content for content in contents)
+
+
+def test_samples_vary_in_order_number_and_words_and_repeat_exactly(backbone, data):
+    sampler = sampler_of(backbone, data, documents=(1, 3), questions=2)
+    groups = [sampler.qa(index) for index in range(40)]
+    assert {len(g.documents) for g in groups} == {1, 2, 3}
+    questions = [q for g in groups for q in g.questions]
+    assert any(list(q.documents) != sorted(q.documents) for q in questions)
+    assert len({q.prefix for q in questions}) == len(SYSTEM_PROMPTS)
+    assert groups == [
+        sampler_of(backbone, data, documents=(1, 3), questions=2).qa(i) for i in range(40)
+    ]
+    assert all(len(set(g.documents)) == len(g.documents) for g in groups)
+
+
+def test_warm_up_samples_ask_for_their_own_passage(backbone, data):
+    sampler = sampler_of(backbone, data, passages=4, passage_tokens=10)
+    for group in (sampler.passages(i, repeat=True) for i in range(5)):
+        for question in group.questions:
+            (number,) = question.documents
+            text = backbone.tokenizer.decode(question.answer)
+            assert text in backbone.tokenizer.decode(group.documents[number])
+    for group in (sampler.passages(i, repeat=False) for i in range(5)):
+        assert all(q.answer for q in group.questions)
+
+
+def test_training_changes_the_extractor_alone_and_lowers_the_loss(backbone, recipe):
+    before = weights_digest(backbone.model)
+    settings = recipe(stages=(Stage(30),), groups=1, evaluate_every=100, checkpoint_every=100)
+    trainer = Trainer(settings, backbone)
+    start = Extractor.from_backbone(backbone).digest
+    trainer.train()
+    values = losses(trainer.output)
+    assert len(values) == 30 and sum(values[-5:]) < 0.9 * sum(values[:5])
+    assert weights_digest(backbone.model) == before
+    made = Extractor.from_pretrained(trainer.output / "extractor", backbone)
+    assert made.config.steps == 30 and made.trained and made.digest != start
+
+
+@pytest.mark.parametrize("variant", ["plain", "residual"])
+def test_a_resumed_run_equals_an_uninterrupted_one(backbone, recipe, tmp_path, variant):
+    whole = Trainer(recipe(output=str(tmp_path / "whole"), variant=variant), backbone)
+    whole.train()
+    settings = recipe(output=str(tmp_path / "parts"), variant=variant)
+    Trainer(settings, backbone).train(until=3)
+    with pytest.raises(TrainingError, match="--resume"):
+        Trainer(settings, backbone)
+    resumed = Trainer(settings, backbone, resume=True)
+    assert resumed.step == 3
+    resumed.train()
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    for name, value in whole.extractor.state_dict().items():
+        assert torch.equal(value, resumed.extractor.state_dict()[name]), name
+    kept = sorted(p.name for p in (tmp_path / "parts" / "checkpoints").iterdir())
+    assert kept == ["step-0000004", "step-0000006"]
+
+
+def test_an_interrupted_run_saves_and_resumes(backbone, recipe, monkeypatch):
+    trainer = Trainer(recipe(checkpoint_every=100), backbone)
+    log = trainer._log
+
+    def interrupt(metrics):
+        log(metrics)
+        if metrics.get("step") == 3 and "loss" in metrics:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "_log", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert Trainer(recipe(checkpoint_every=100), backbone, resume=True).step == 3
+
+
+def test_another_recipe_cannot_resume_a_run(backbone, recipe):
+    Trainer(recipe(), backbone).train(until=2)
+    with pytest.raises(ConfigError, match="made by another recipe"):
+        Trainer(recipe(learning_rate=1.0), backbone, resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
+    backbone, recipe, monkeypatch
+):
+    trainer = Trainer(recipe(), backbone)
+    trainer.train(until=2)
+    with torch.no_grad():
+        trainer.extractor.layers[0].k_proj.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="the loss is nan at step 2"):
+        trainer.train()
+    again = Trainer(recipe(), backbone, resume=True)
+    assert again.step == 2
+    assert all(p.isfinite().all() for p in again.extractor.parameters())
+
+
+def test_dev_scores_are_logged_with_the_right_and_the_wrong_documents(backbone, recipe):
+    trainer = Trainer(recipe(), backbone)
+    trainer.train()
+    lines = [json.loads(x) for x in (trainer.output / "metrics.jsonl").read_text().splitlines()]
+    scored = [line for line in lines if "dev_gap" in line]
+    assert [line["step"] for line in scored] == [0, 3, 6]
+    for line in scored:
+        assert line["dev_gap"] == pytest.approx(line["dev_nll_wrong"] - line["dev_nll_right"])
+        assert line["dev_gap"] != 0
+
+
+def test_evaluation_data_is_kept_out(data, tmp_path):
+    records = list(read_records(data))
+    held = tmp_path / "held.jsonl"
+    held.write_text(data.read_text().splitlines()[0] + "\n")
+    allowed = [r for r in records if HeldOut([DataSource(str(held))]).allows(r)]
+    assert len(allowed) == len(records) - 2  # the question, and the other one on its passage
+
+
+def test_recipes_load_and_settings_win(data, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"model: tiny\noutput: out\ndata: [{{source: {data}, weight: 2}}]\n"
+        "stages: [{steps: 3}, {steps: 4, mix: {sft: 0.5, reconstruct: 0.5}}]\n"
+        "learning_rate: 1e-3\ndocuments: [2, 5]\n"
+    )
+    recipe = load_recipe(path, ("ratio=8", "ratios=[2, 4]", "clip=2"))
+    assert recipe.steps == 7 and recipe.ratio == 8 and recipe.ratios == (2, 4)
+    assert recipe.learning_rate == 1e-3 and recipe.documents == (2, 5) and recipe.clip == 2.0
+    assert recipe.data == (DataSource(str(data), weight=2.0),)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("learning_rte=1",), "unknown key 'learning_rte'"),
+        (("ratio=0",), "ratio 0"),
+        (("ratio=four",), "ratio: 'four' is not of the expected type"),
+        (("variant=fancy",), "variant 'fancy'"),
+        (("stages=[{steps: 0}]",), "0 steps"),
+        (("stages=[{steps: 1, mix: {magic: 1}}]",), "magic"),
+        (("data=[{path: x}]",), "unknown key 'path'"),
+        (("data=[]",), "needs data"),
+        (("nonsense",), "not key=value"),
+    ],
+)
+def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: tiny\noutput: out\ndata: [{source: x}]\n")
+    with pytest.raises(ConfigError, match=says):
+        load_recipe(path, change)
+    path.write_text("model: tiny\noutput: out\n")
+    with pytest.raises(ConfigError, match="'data' is missing"):
+        load_recipe(path)
+    with pytest.raises(ConfigError, match="cannot read recipe"):
+        load_recipe(tmp_path / "gone.yaml")
+
+
+def test_the_recipes_in_the_box_are_valid():
+    from pathlib import Path
+
+    paths = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
+    assert paths and all(load_recipe(path).steps > 0 for path in paths)
+    assert backbone_of("llama").name == "llama"
