@@ -55,6 +55,16 @@ def test_a_batch_of_questions_equals_one_at_a_time(backbone, sample):
     assert batch[0].token_ids != batch[1].token_ids
 
 
+def test_questions_over_their_own_compositions_equal_one_at_a_time(backbone):
+    compositions = [composed(backbone), prefill(backbone, DOCUMENT), prefill(backbone, [5]), None]
+    compositions[3] = compositions[0]
+    options = DecodingOptions(max_new_tokens=16, repetition_penalty=1.3)
+    batch, _ = decode(compositions, QUESTIONS, options)
+    for composition, question, together in zip(compositions, QUESTIONS, batch, strict=True):
+        (alone,), _ = decode(composition, [question], options)
+        assert together.token_ids == alone.token_ids
+
+
 def test_seeds_decide_samples(llama):
     composition = composed(llama)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,28 +111,43 @@ class Composition:
 
         Every key is rotated and written once, straight to where it stays; further rows are
         copies of the first."""
-        b = self.backbone
-        shape = (b.num_layers, 2, batch, b.num_kv_heads, self.entries + room, b.head_dim)
-        arena = torch.empty(shape, dtype=b.dtype, device=b.device)
-        self.fill(arena)
-        return ComposedCache(arena, self.entries)
+        return open_together([self] * batch, room)
 
-    def fill(self, arena: Tensor) -> None:
-        """Write the composition into every row of `arena`
-        [layers, 2, batch, kv_heads, capacity, head_dim]."""
+    def fill(self, arena: Tensor, row: int = 0, start: int = 0) -> None:
+        """Write the composition into one row of `arena`
+        [layers, 2, batch, kv_heads, capacity, head_dim], from slot `start` on."""
         parts = [
-            Part(segment.kv, *angles, at.slot)
+            Part(segment.kv, *angles, start + at.slot)
             for segment, angles, at in zip(
                 self.segments, self._angles, self.placements, strict=True
             )
         ]
-        place(parts, arena)
-        first = arena[:, :, 0]
-        first[:, :, :, : self.prefix.shape[3]] = self.prefix
-        if arena.shape[2] > 1:
-            arena[:, :, 1:, :, : self.entries] = first[:, :, None, :, : self.entries]
+        place(parts, arena, row)
+        prefix = slice(start, start + self.prefix.shape[3])
+        arena[:, :, row, :, prefix] = self.prefix
 
     @cached_property
     def _angles(self) -> list[tuple[Tensor, Tensor]]:
         """cos and sin [entries, head_dim] of each segment's placement."""
         return [self.backbone.tabled_cos_sin(at.positions()) for at in self.placements]
+
+
+def open_together(compositions: Sequence[Composition], room: int) -> ComposedCache:
+    """One cache with a row for each composition, and `room` more slots in each.
+
+    Compositions end at the same slot, that of the longest; what stands before a shorter one is
+    unset and must be masked. The same composition again is copied, not placed again."""
+    b = compositions[0].backbone
+    entries = max(c.entries for c in compositions)
+    shape = (b.num_layers, 2, len(compositions), b.num_kv_heads, entries + room, b.head_dim)
+    arena = torch.empty(shape, dtype=b.dtype, device=b.device)
+    rows: dict[int, int] = {}
+    for row, composition in enumerate(compositions):
+        start = entries - composition.entries
+        # Masked slots are multiplied by zero, which uninitialised memory may not survive.
+        arena[:, :, row, :, :start] = 0
+        if (first := rows.setdefault(id(composition), row)) == row:
+            composition.fill(arena, row, start)
+        else:
+            arena[:, :, row, :, start:entries] = arena[:, :, first, :, start:entries]
+    return ComposedCache(arena, entries)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from c2kv.backbone import Backbone
-from c2kv.composition import Composition, check_positions
+from c2kv.composition import Composition, check_positions, open_together
 from c2kv.errors import ConfigError, DocumentError
 
 
@@ -91,35 +91,42 @@ class DecodingTimes:
 
 @torch.inference_mode()
 def decode(
-    composition: Composition,
+    compositions: Composition | Sequence[Composition],
     questions: Sequence[Sequence[int]],
     options: DecodingOptions,
     on_token: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> tuple[list[Decoded], DecodingTimes]:
     """Answer questions (token ids up to where the answer starts) as one batch, each with a tail
-    of its own. `on_token(row, token_id)` sees every token as it comes; `cancelled()` is asked
-    before every step.
+    of its own, over one composition or one for each question. `on_token(row, token_id)` sees
+    every token as it comes; `cancelled()` is asked before every step.
 
     Raises ContextOverflowError before any work when positions would not suffice."""
     if not questions or not all(questions):
         raise DocumentError("there is no question, or an empty one; ask something")
+    if isinstance(compositions, Composition):
+        compositions = [compositions] * len(questions)
+    backbone, device = compositions[0].backbone, compositions[0].backbone.device
     longest = max(map(len, questions))
-    backbone, device = composition.backbone, composition.backbone.device
-    check_positions(backbone, composition.question_position, longest + options.max_new_tokens)
+    for composition, question in zip(compositions, questions, strict=True):
+        end = len(question) + options.max_new_tokens
+        check_positions(backbone, composition.question_position, end)
     times, clock = DecodingTimes(), _Clock(device)
-    cache = composition.open(longest + options.max_new_tokens, batch=len(questions))
+    cache = open_together(compositions, longest + options.max_new_tokens)
     times.compose = clock.lap()
 
-    # Left padding: every row's last question token stands in the last column.
+    # Left padding: every row's composition and last question token end in the same columns.
+    entries = cache.get_seq_length()
     padding = torch.tensor([longest - len(ids) for ids in questions])
     rows = [[0] * (longest - len(ids)) + list(ids) for ids in questions]
     tokens = torch.tensor(rows, device=device)
-    columns = torch.arange(longest) - padding[:, None]
-    positions = (composition.question_position + columns.clamp(min=0)).to(device)
-    mask = _mask(composition.entries, padding, longest + options.max_new_tokens, device)
+    columns = (torch.arange(longest) - padding[:, None]).clamp(min=0)
+    starts = torch.tensor([composition.question_position for composition in compositions])
+    positions = (starts[:, None] + columns).to(device)
+    unset = torch.tensor([entries - composition.entries for composition in compositions])
+    mask = _mask(entries, unset, padding, longest + options.max_new_tokens, device)
 
-    choose = _Chooser(composition, questions, options)
+    choose = _Chooser(compositions, questions, options)
     decoded = [Decoded() for _ in questions]
     active = set(range(len(questions)))
     for step in range(options.max_new_tokens):
@@ -127,7 +134,7 @@ def decode(
             for row in active:
                 decoded[row].finish_reason = "cancelled"
             break
-        filled = composition.entries + longest + step
+        filled = entries + longest + step
         seen = None if mask is None else mask[:, :filled]
         logits = backbone.forward(tokens, positions, cache, seen)[:, -1]
         chosen = choose(logits, decoded)
@@ -156,15 +163,18 @@ class _Chooser:
 
     def __init__(
         self,
-        composition: Composition,
+        compositions: Sequence[Composition],
         questions: Sequence[Sequence[int]],
         options: DecodingOptions,
     ):
         self._sample = options.sample
         self._processors = options.processors()
-        context = composition.token_ids if options.repetition_penalty != 1.0 else []
-        self._contexts = [[*context, *question] for question in questions]
-        device = composition.backbone.device
+        penalised = options.repetition_penalty != 1.0
+        self._contexts = [
+            [*(composition.token_ids if penalised else ()), *question]
+            for composition, question in zip(compositions, questions, strict=True)
+        ]
+        device = compositions[0].backbone.device
         # A generator per row: a row's draws do not depend on who shares its batch.
         self._generators = [torch.Generator(device).manual_seed(options.seed) for _ in questions]
 
@@ -182,12 +192,17 @@ class _Chooser:
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generators[row]))
 
 
-def _mask(entries: int, padding: Tensor, tail: int, device: torch.device) -> Tensor | None:
-    """What each row may see over all slots [rows, entries + tail]; None when all is visible."""
-    if not padding.any():
+def _mask(
+    entries: int, unset: Tensor, padding: Tensor, tail: int, device: torch.device
+) -> Tensor | None:
+    """What each row may see over all slots [rows, entries + tail]; None when all is visible.
+
+    unset, padding [rows]: slots to hide before the composition, and before the question."""
+    if not padding.any() and not unset.any():
         return None
     mask = torch.ones(len(padding), entries + tail, dtype=torch.long)
-    for row, pads in zip(mask, padding.tolist(), strict=True):
+    for row, before, pads in zip(mask, unset.tolist(), padding.tolist(), strict=True):
+        row[:before] = 0
         row[entries : entries + pads] = 0
     return mask.to(device)
 

@@ -33,18 +33,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def place(parts: Sequence[Part], arena: Tensor) -> None:
-    """Write parts into row 0 of a cache arena [layers, 2, batch, kv_heads, capacity, head_dim]
+def place(parts: Sequence[Part], arena: Tensor, row: int = 0) -> None:
+    """Write parts into a row of a cache arena [layers, 2, batch, kv_heads, capacity, head_dim]
     (contiguous): keys rotated, values as they are.
 
     float32 on the CPU is written in a single pass over the data; other dtypes and devices go
     through torch operations, straight into the arena."""
     if _is_fused(arena.dtype, arena.device):
-        _place_fused(parts, arena)
+        _place_fused(parts, arena, row)
         return
     half = arena.shape[-1] // 2
     for kv, cos, sin, slot in parts:
-        out = arena[:, :, 0, :, slot : slot + kv.shape[3]]
+        out = arena[:, :, row, :, slot : slot + kv.shape[3]]
         out[:, 1].copy_(kv[:, 1])
         keys, target = kv[:, 0].to(out.device), out[:, 0]
         torch.mul(keys, cos, out=target)
@@ -70,10 +70,10 @@ def _fused_kernel() -> Any:
 
     # A fixed signature compiles nothing in the middle of a request; contiguous layouts
     # (`::1`) let it vectorise.
-    signature = "void(f4[:,:,:,:,::1], f4[:,::1], f4[:,::1], i8, f4[:,:,:,:,:,::1], i8, i8)"
+    signature = "void(f4[:,:,:,:,::1], f4[:,::1], f4[:,::1], i8, f4[:,:,:,:,:,::1], i8, i8, i8)"
 
     @numba.njit(signature, nogil=True, cache=True, fastmath={"contract", "nsz"})
-    def kernel(kv, cos, sin, slot, arena, start, stop):  # type: ignore[no-untyped-def]
+    def kernel(kv, cos, sin, slot, arena, row, start, stop):  # type: ignore[no-untyped-def]
         _, _, heads, entries, dim = kv.shape
         half = dim // 2
         for layer in range(start, stop):
@@ -83,10 +83,10 @@ def _fused_kernel() -> Any:
                     for i in range(half):
                         a = kv[layer, 0, head, e, i]
                         b = kv[layer, 0, head, e, i + half]
-                        arena[layer, 0, 0, head, to, i] = a * cos[e, i] - b * sin[e, i]
-                        arena[layer, 0, 0, head, to, i + half] = b * cos[e, i] + a * sin[e, i]
+                        arena[layer, 0, row, head, to, i] = a * cos[e, i] - b * sin[e, i]
+                        arena[layer, 0, row, head, to, i + half] = b * cos[e, i] + a * sin[e, i]
                     for i in range(dim):
-                        arena[layer, 1, 0, head, to, i] = kv[layer, 1, head, e, i]
+                        arena[layer, 1, row, head, to, i] = kv[layer, 1, head, e, i]
 
     return kernel
 
@@ -96,7 +96,7 @@ def _workers(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="c2kv-place")
 
 
-def _place_fused(parts: Sequence[Part], arena: Tensor) -> None:
+def _place_fused(parts: Sequence[Part], arena: Tensor, row: int) -> None:
     kernel = _fused_kernel()
     layers, helpers = arena.shape[0], torch.get_num_threads() - 1
     out = arena.detach().numpy()
@@ -107,7 +107,7 @@ def _place_fused(parts: Sequence[Part], arena: Tensor) -> None:
         arrays = [t.detach().cpu().contiguous().numpy() for t in part[:3]]
         for start in range(0, layers, _CHUNK_LAYERS):
             stop = min(start + _CHUNK_LAYERS, layers)
-            chunks.append((*arrays, part.slot, out, start, stop))
+            chunks.append((*arrays, part.slot, out, row, start, stop))
 
     def work() -> None:
         with suppress(IndexError):  # none left
