@@ -6,7 +6,7 @@ import torch
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError, ContextOverflowError, DocumentError, MissingExtractorError
 from c2kv.extractor import Extractor
-from c2kv.library import SegmentLibrary, _batches
+from c2kv.library import Compressed, SegmentLibrary, _batches
 from c2kv.models import EMBEDDED
 from c2kv.store import FolderStore
 
@@ -156,7 +156,7 @@ def test_bad_requests_are_refused(engine, documents):
 
 
 def test_memory_is_bounded(embedded, extractor):
-    library = SegmentLibrary(embedded, extractor, "t", memory_bytes=1)
+    library = SegmentLibrary(embedded, Compressed(embedded, extractor), "t", memory_bytes=1)
     library.get([[1, 2, 3], [4, 5]])
     assert library.get([[4, 5], [1, 2, 3]]).from_memory == 1
 
@@ -167,7 +167,7 @@ def test_extraction_batches_group_like_lengths_within_the_limit():
 
 
 def test_extraction_in_a_batch_equals_alone(embedded, extractor):
-    library = SegmentLibrary(embedded, extractor, "t")
+    library = SegmentLibrary(embedded, Compressed(embedded, extractor), "t")
     pieces = [list(range(5, 40)), list(range(90, 200)), [7]]
     together = library.get(pieces).segments
     for piece, segment in zip(pieces, together, strict=True):

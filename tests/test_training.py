@@ -1,6 +1,11 @@
 """Training: samples in inference's prompts, exact resume, only the extractor changes, recipes."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,6 +186,36 @@ def test_a_resumed_run_equals_an_uninterrupted_one(backbone, recipe, tmp_path, v
     assert kept == ["step-0000004", "step-0000006"]
 
 
+def test_two_processes_equal_one_with_twice_the_accumulation(backbone, recipe, tmp_path):
+    settings = recipe(output=str(tmp_path / "one"), stages=(Stage(3),), dev=())
+    Trainer(settings, backbone).train()
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from tiny import tiny_model\n"
+        "from transformers import AutoTokenizer\n"
+        "from c2kv.backbone import Backbone\n"
+        "from c2kv.models import EMBEDDED, resolve\n"
+        "from c2kv.training.recipe import DataSource, Recipe, Stage\n"
+        "from c2kv.training.trainer import Trainer\n"
+        "tokenizer = AutoTokenizer.from_pretrained(resolve(EMBEDDED).source)\n"
+        "backbone = Backbone(tiny_model('llama', vocab_size=len(tokenizer)), tokenizer, 'tiny')\n"
+        f"Trainer({replace(settings, output=str(tmp_path / 'two'))!r}, backbone).train()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node", "2", str(script)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+    one, two = (
+        Extractor.from_pretrained(tmp_path / run / "extractor", backbone) for run in ("one", "two")
+    )
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, two.state_dict()[name], atol=2e-3, rtol=2e-2, msg=name)
+
+
 def test_an_interrupted_run_saves_and_resumes(backbone, recipe, monkeypatch):
     trainer = Trainer(recipe(checkpoint_every=100), backbone)
     log = trainer._log
@@ -275,8 +310,6 @@ def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):
 
 
 def test_the_recipes_in_the_box_are_valid():
-    from pathlib import Path
-
     paths = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
     assert paths and all(load_recipe(path).steps > 0 for path in paths)
     assert backbone_of("llama").name == "llama"

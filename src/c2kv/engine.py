@@ -12,10 +12,10 @@ from c2kv.composition import Composition, check_positions
 from c2kv.decode import Decoded, DecodingOptions, DecodingTimes, decode
 from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
 from c2kv.extractor import Extractor
-from c2kv.library import Retrieval, SegmentLibrary
+from c2kv.library import Compressed, Retrieval, SegmentLibrary, Uncompressed
 from c2kv.methods.base import Method, Prefilled
-from c2kv.methods.c2kv import C2KV
 from c2kv.methods.recompute import Recompute, prefill
+from c2kv.methods.reuse import Reuse
 from c2kv.models import load_backbone
 from c2kv.prompt import SYSTEM_PROMPTS, PromptTemplate, render_document, render_question
 from c2kv.report import Report
@@ -64,10 +64,14 @@ class Engine:
     ):
         self.backbone = backbone
         self.template = PromptTemplate.of(backbone.tokenizer, system)
-        self.library = SegmentLibrary(backbone, extractor, self.template.digest, store)
+        self.extractor = extractor
+        template = self.template.digest
+        self.library = SegmentLibrary(backbone, Compressed(backbone, extractor), template, store)
+        full = SegmentLibrary(backbone, Uncompressed(backbone), template, store)
         self.segment_tokens = segment_tokens
         self._methods: dict[str, Method] = {
-            method.name: method for method in (Recompute(), C2KV(self.library))
+            method.name: method
+            for method in (Recompute(), Reuse("c2kv", self.library), Reuse("reuse", full))
         }
         self._prefix: Composition | None = None
         warm_up(backbone.dtype, backbone.device)
@@ -192,15 +196,14 @@ class Engine:
         batch: int,
     ) -> Report:
         composition = prefilled.composition
-        compressed = method != "recompute"
-        extractor = self.library.extractor
+        compressed = method == "c2kv"
         steps = times.step_count * batch
         return Report(
             method=method,
             model=self.backbone.name,
             backbone_digest=self.backbone.digest,
-            extractor_digest=self.library.extractor_digest if compressed else None,
-            untrained=compressed and not extractor.trained,
+            extractor_digest=self.library.maker.digest if compressed else None,
+            untrained=compressed and not self.extractor.trained,
             ratio=self._methods[method].ratio,
             dtype=str(self.backbone.dtype).removeprefix("torch."),
             device=str(self.backbone.device),

@@ -6,11 +6,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from c2kv.backbone import Backbone
 from c2kv.extractor import Extractor, extract
+from c2kv.fullkv import full_kv
 from c2kv.segment import Segment, SegmentIdentity
 from c2kv.store import FolderStore
 
@@ -30,8 +33,49 @@ class Retrieval:
     extract_seconds: float = 0.0
 
 
+class SegmentMaker(Protocol):
+    """Turns documents into position-free KV: what a library's segments are made by.
+
+    digest, variant, ratio: as in SegmentIdentity."""
+
+    digest: str
+    variant: str
+    ratio: int
+
+    def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
+        """One tensor [layers, 2, kv_heads, ceil(n / ratio), head_dim] a document."""
+        ...
+
+
+class Compressed:
+    """Segments of an extractor."""
+
+    def __init__(self, backbone: Backbone, extractor: Extractor):
+        extractor.check_backbone(backbone)
+        self._backbone = backbone
+        self.extractor = extractor
+        self.digest = extractor.digest
+        self.variant = extractor.config.variant
+        self.ratio = extractor.config.ratio
+
+    def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
+        return extract(self._backbone, self.extractor, documents)
+
+
+class Uncompressed:
+    """The backbone's own KV of each document alone."""
+
+    digest, variant, ratio = "", "full", 1
+
+    def __init__(self, backbone: Backbone):
+        self._backbone = backbone
+
+    def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
+        return [full_kv(self._backbone, ids) for ids in documents]
+
+
 class SegmentLibrary:
-    """Segments of one backbone and extractor, for one tenant.
+    """Segments of one backbone and maker, for one tenant.
 
     memory_bytes bounds the segments kept in memory (least recently used go first); what a store
     holds survives the process. `on_extracted` is told the source tokens of each finished pass."""
@@ -41,16 +85,14 @@ class SegmentLibrary:
     def __init__(
         self,
         backbone: Backbone,
-        extractor: Extractor,
+        maker: SegmentMaker,
         template_digest: str,
         store: FolderStore | None = None,
         memory_bytes: int = 2 << 30,
         tenant: str = "",
     ):
-        extractor.check_backbone(backbone)
         self.backbone = backbone
-        self.extractor = extractor
-        self.extractor_digest = extractor.digest
+        self.maker = maker
         self.store = store
         self._template = template_digest
         self._tenant = tenant
@@ -62,9 +104,9 @@ class SegmentLibrary:
         """The identity of the segment of a piece's token ids."""
         return SegmentIdentity(
             backbone=self.backbone.digest,
-            extractor=self.extractor_digest,
-            variant=self.extractor.config.variant,
-            ratio=self.extractor.config.ratio,
+            extractor=self.maker.digest,
+            variant=self.maker.variant,
+            ratio=self.maker.ratio,
             dtype=str(self.backbone.dtype).removeprefix("torch."),
             template=self._template,
             token_ids=tuple(piece),
@@ -119,7 +161,7 @@ class SegmentLibrary:
 
     @torch.no_grad()
     def _extract(self, identities: Sequence[SegmentIdentity]) -> list[Segment]:
-        kvs = extract(self.backbone, self.extractor, [i.token_ids for i in identities])
+        kvs = self.maker.make([identity.token_ids for identity in identities])
         if len(kvs) > 1:  # a view would keep the whole padded batch alive
             kvs = [kv.clone(memory_format=torch.contiguous_format) for kv in kvs]
         return [Segment(*pair) for pair in zip(identities, kvs, strict=True)]

@@ -22,7 +22,8 @@ from c2kv.cli.common import (
 if TYPE_CHECKING:
     from c2kv.engine import Answer, Document, Engine
 
-METHODS = ("c2kv", "recompute")
+PREPARED = ("c2kv", "reuse")  # these read documents ahead of the request
+METHODS = (*PREPARED, "recompute")
 
 
 def add_commands(commands: Any) -> None:
@@ -55,7 +56,8 @@ def run_ask(args: argparse.Namespace) -> int:
     documents = prepare_documents(engine, texts)
     if args.compare:
         with extraction_progress(engine, documents):
-            engine.extract(documents)
+            for method in PREPARED:
+                engine.prefill(documents, method)
         answers = {method: _ask(engine, documents, args, method) for method in METHODS}
     else:
         with extraction_progress(engine, documents):
@@ -120,8 +122,9 @@ def _print_answers(args: argparse.Namespace, answers: list[Answer]) -> None:
     ]
     if report.segments:
         lines.append(f"segments {report.segments}: {came}")
+    if report.extractor_digest:
         state = "UNTRAINED: this answer means nothing" if report.untrained else "trained"
-        lines.append(f"extractor {report.extractor_digest[:12]} ({state})")  # type: ignore[index]
+        lines.append(f"extractor {report.extractor_digest[:12]} ({state})")
     rate = report.decode_tokens_per_second
     lines.append(
         f"TTFT {human_seconds(report.ttft)} (extraction {human_seconds(report.extract)}), question "
@@ -178,8 +181,8 @@ def run_extract(args: argparse.Namespace) -> int:
         "entries": entries,
         "kv_bytes": entries * engine.backbone.kv_bytes_per_entry,
         "seconds": got.extract_seconds,
-        "extractor_digest": engine.library.extractor_digest,
-        "untrained": not engine.library.extractor.trained,
+        "extractor_digest": engine.library.maker.digest,
+        "untrained": not engine.extractor.trained,
     }
     if args.json:
         print(json.dumps(result, indent=2))

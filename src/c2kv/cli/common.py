@@ -50,7 +50,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(
+    parser: argparse.ArgumentParser, documents: str = "text files, folders of them, or - (stdin)"
+) -> None:
     add_model_options(parser)
     parser.add_argument("-x", "--extractor", metavar="PATH", help="extractor folder or hub id")
     parser.add_argument(
@@ -74,9 +76,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="cut documents into segments of at most N tokens (default 512)",
     )
-    parser.add_argument(
-        "documents", nargs="+", metavar="DOCUMENT", help="text files, folders of them, or - (stdin)"
-    )
+    parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=documents)
 
 
 def add_store_option(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from c2kv.cli import answer, data, health, segments, train
+from c2kv.cli import answer, data, evaluate, health, segments, train
 from c2kv.errors import C2KVError
 
 
@@ -18,7 +18,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Each command explains itself: c2kv COMMAND --help",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (answer, segments, data, train, health):
+    for group in (answer, segments, data, train, evaluate, health):
         group.add_commands(commands)
     return parser
 

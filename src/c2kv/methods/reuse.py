@@ -1,4 +1,8 @@
-"""C2KV: load compressed segments, rotate them to their places, concatenate. No blending."""
+"""Reuse without recomputation: load segments, rotate them to their places, concatenate.
+
+With an extractor's segments this is C2KV (arXiv 2607.17715); with the backbone's own KV it is
+full reuse, the paper's lower bound for methods that keep everything.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,13 @@ from c2kv.library import SegmentLibrary
 from c2kv.methods.base import Prefilled
 
 
-class C2KV:
-    """Compressed, composable segments from a library (arXiv 2607.17715)."""
+class Reuse:
+    """Segments of a library behind the prefix; nothing is blended."""
 
-    name = "c2kv"
-
-    def __init__(self, library: SegmentLibrary):
+    def __init__(self, name: str, library: SegmentLibrary):
+        self.name = name
         self.library = library
-        self.ratio = library.extractor.config.ratio
+        self.ratio = library.maker.ratio
 
     def prefill(
         self, prefix: Composition, pieces: Sequence[Sequence[int]], labels: Sequence[str]

@@ -1,0 +1,1 @@
+"""Measuring whether, and how well, a method answers from documents."""

@@ -1,0 +1,93 @@
+"""Evaluation: official scores on fixed strings; conditions that differ as they should."""
+
+import pytest
+
+from c2kv.engine import Engine
+from c2kv.errors import ConfigError
+from c2kv.evaluation.metrics import f1, normalize
+from c2kv.evaluation.qa import CONDITIONS, evaluate, make_cases, summarize
+from c2kv.extractor import Extractor
+from c2kv.training.records import Passage, Record
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "score"),
+    [
+        ("The Cat!", ["cat"], 1.0),
+        ("a cat sat", ["the cat"], 2 / 3),
+        ("cat cat", ["cat"], 2 / 3),
+        ("dog", ["cat", "dog"], 1.0),
+        ("", ["cat"], 0.0),
+        ("theatre", ["the atre"], 0.0),
+        ("1,234", ["1234"], 1.0),
+        ("yes, it is", ["yes"], 0.5),
+    ],
+)
+def test_f1_is_the_official_one(prediction, answers, score):
+    assert f1(prediction, answers) == pytest.approx(score)
+
+
+def test_normalization():
+    assert normalize("  An  Apple-pie, the  END. ") == "applepie end"
+
+
+RECORDS = [
+    Record(
+        id=place,
+        dataset="mills",
+        documents=(Passage(place, f"The mill at {place} was built in {1700 + number}."),),
+        question=f"In which year was the mill at {place} built?",
+        answers=(str(1700 + number),),
+        supporting=(0,),
+        group=place,
+        task="qa",
+    )
+    for number, place in enumerate(("Aldwick", "Brone", "Carrow", "Delph", "Eastmere", "Farley"))
+]
+
+
+@pytest.fixture(scope="module")
+def engine(embedded):
+    return Engine(embedded, Extractor.from_backbone(embedded))
+
+
+@pytest.mark.embedded
+def test_conditions_differ_as_they_should(engine):
+    cases = make_cases(engine, RECORDS, limit=3, documents=2, seed=1)
+    assert all(len(c.documents) == 2 for c in cases)
+    for case in cases:
+        own = {d.pieces for d in case.documents}
+        assert own.isdisjoint(d.pieces for d in case.wrong)
+    rows = list(evaluate(engine, cases, max_new_tokens=20, batch=2))
+    assert len(rows) == 3 * len(CONDITIONS)
+    summary = summarize(rows)
+    assert summary["recompute"]["f1"] > 5 > summary["noctx"]["f1"]
+    assert summary["recompute"]["nll"] < summary["noctx"]["nll"]
+    assert summary["recompute"]["entries"] == summary["reuse"]["entries"]
+    assert summary["c2kv"]["entries"] == summary["budget"]["entries"]
+    assert summary["noctx"]["entries"] < summary["c2kv"]["entries"]
+    assert "kl" not in summary["recompute"]
+    assert 0 < summary["reuse"]["kl"] < summary["noctx"]["kl"]
+    assert summary["reuse"]["top1"] > summary["noctx"]["top1"]
+
+
+@pytest.mark.embedded
+def test_scores_do_not_depend_on_the_batch(engine):
+    cases = make_cases(engine, RECORDS, limit=3, documents=2)
+    chosen = ("recompute", "c2kv")
+    one, three = (
+        sorted(
+            evaluate(engine, cases, chosen, max_new_tokens=8, batch=batch),
+            key=lambda row: (row["id"], row["condition"]),
+        )
+        for batch in (1, 3)
+    )
+    for a, b in zip(one, three, strict=True):
+        assert a["prediction"] == b["prediction"] and a["id"] == b["id"]
+        assert a["nll"] == pytest.approx(b["nll"], abs=1e-3)
+
+
+@pytest.mark.embedded
+def test_unknown_conditions_are_refused(engine):
+    with pytest.raises(ConfigError, match="magic"):
+        list(evaluate(engine, [], ("magic",)))
