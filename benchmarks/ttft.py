@@ -21,10 +21,10 @@ from common import arguments, interleaved, report
 SOURCE_TOKENS, SEGMENT, STEPS = (512, 1024, 2048, 4096, 7168), 512, 24
 
 
-def document_of(index):
+def document_of(index, backbone):
     generator = torch.Generator().manual_seed(index)
     ids = torch.randint(0, 40_000, (SEGMENT,), generator=generator)
-    return Document(f"random {index}", (tuple(ids.tolist()),))
+    return Document(f"random {index}", (tuple(ids.tolist()),), backbone.digest)
 
 
 @torch.inference_mode()
@@ -57,7 +57,7 @@ def main():
         extractor = Extractor.from_backbone(backbone, ratio=4)
         engine = Engine(backbone, extractor, FolderStore(folder))
         for tokens in args.tokens:
-            documents = [document_of(i) for i in range(tokens // SEGMENT)]
+            documents = [document_of(i, backbone) for i in range(tokens // SEGMENT)]
             start = time.perf_counter()
             engine.extract(documents)
             extraction = time.perf_counter() - start

@@ -6,6 +6,8 @@ n = source tokens of a document, k = ratio, m = ceil(n/k) C2Tokens; C2Tokens are
 and, in a sequence, come after the n source tokens.
 """
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 
@@ -21,6 +23,7 @@ def c2_positions(n, ratio):
     return [min(j * ratio, n) - 1 for j in range(1, m + 1)]
 
 
+@lru_cache(maxsize=64)
 def visibility(n, ratio):
     """Bool [n+m, n+m]; [row, col] says whether row attends to col. Rows: source, then C2Tokens."""
     assert n >= 1 and ratio >= 1

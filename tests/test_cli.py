@@ -168,7 +168,7 @@ def test_a_full_disk_loses_nothing(run, folder, options, tmp_path, monkeypatch):
         code, _, err = run("ask", *options, "-q", "Why?", folder)
     assert code == 1 and "No space left" in err and err.count("\n") == 1
     code, out, _ = run("segments", "verify", "--store", tmp_path / "store")
-    assert code == 0 and "1 segments verified" in out
+    assert code == 0 and "1 sound, 0 damaged" in out
 
 
 def test_doctor_passes_the_embedded_model_and_names_what_it_refuses(

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from c2kv.engine import Engine
+from c2kv.engine import Document, Engine
 from c2kv.errors import ConfigError, ContextOverflowError, DocumentError, MissingExtractorError
 from c2kv.extractor import Extractor
 from c2kv.library import Compressed, SegmentLibrary, _batches
-from c2kv.models import EMBEDDED
 from c2kv.store import FolderStore
 
 pytestmark = pytest.mark.embedded
@@ -151,8 +150,22 @@ def test_bad_requests_are_refused(engine, documents):
     for question in ("", ["Who?", " "], []):
         with pytest.raises(DocumentError, match="ask something"):
             engine.ask(question, documents)
-    with pytest.raises(MissingExtractorError, match="untrained"):
-        Engine.load(EMBEDDED)
+    other = Document("alien", ((1, 2),), "another model's digest")
+    with pytest.raises(DocumentError, match="'alien' was read by another model"):
+        engine.ask("Who?", [other])
+
+
+def test_without_an_extractor_only_compressed_answers_are_refused(embedded):
+    engine = Engine(embedded, None)
+    document = engine.document(TEXTS["mill"])
+    assert (
+        "1743"
+        in engine.ask(
+            "When was the mill built?", [document], method="reuse", max_new_tokens=16
+        ).text
+    )
+    with pytest.raises(MissingExtractorError, match="--untrained"):
+        engine.ask("When?", [document])
 
 
 def test_memory_is_bounded(embedded, extractor):

@@ -10,7 +10,7 @@ from conftest import backbone_of, noisy_extractor, random_ids
 from oracle import extract_dense, extraction_pass
 
 RATIOS = (1, 2, 3, 4, 7, 16)
-LENGTHS = (1, 2, 5, 16, 37, 64)
+LENGTHS = (1, 2, 5, 16, 37, 64, 600)
 
 
 @pytest.mark.parametrize("variant", ["plain", "residual"])

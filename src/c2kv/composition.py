@@ -64,6 +64,11 @@ class Composition:
                     f"segment {segment.key[:12]} of shape {tuple(segment.kv.shape)} is not of "
                     f"'{b.name}'; extract the document again with this model"
                 )
+            if segment.kv.dtype != b.dtype:
+                raise ExtractorMismatchError(
+                    f"segment {segment.key[:12]} is {segment.kv.dtype}, '{b.name}' is {b.dtype}; "
+                    "extract the document again in this dtype"
+                )
             if segment.identity.backbone != b.digest:
                 raise ExtractorMismatchError(
                     f"segment {segment.key[:12]} was made by weights "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -30,10 +31,17 @@ class DecodingOptions:
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens {self.max_new_tokens} is not positive; use 128, say")
-        if self.sample and self.temperature <= 0:
-            raise ConfigError(f"temperature {self.temperature} is not positive; leave sampling off")
+        for name, good, allowed in (
+            ("max_new_tokens", _whole(self.max_new_tokens, 1), "a whole number of at least 1"),
+            ("temperature", 0 < self.temperature < math.inf, "a positive number"),
+            ("top_k", _whole(self.top_k, 0), "a whole number, 0 for all"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a positive number"),
+            ("seed", _whole(self.seed, 0, 2**63), "a whole number below 2^63"),
+        ):
+            if not good:
+                raise ConfigError(f"{name} {getattr(self, name)} is not usable; give {allowed}")
 
     @classmethod
     def of(cls, backbone: Backbone, **given: Any) -> DecodingOptions:
@@ -70,6 +78,10 @@ class DecodingOptions:
         return chain
 
 
+def _whole(value: Any, low: int, limit: float = math.inf) -> bool:
+    return type(value) is int and low <= value < limit
+
+
 @dataclass
 class Decoded:
     """token_ids without the stop token; finish_reason `stop`, `length` or `cancelled`."""
@@ -81,12 +93,13 @@ class Decoded:
 @dataclass
 class DecodingTimes:
     """Seconds: `compose` fills the cache, `question` runs the question's tokens, `steps` the
-    decoding steps after it (the first token comes from the question's pass)."""
+    decoding steps after it (the first token comes from the question's pass), which brought
+    `step_tokens` tokens over all rows."""
 
     compose: float = 0.0
     question: float = 0.0
     steps: float = 0.0
-    step_count: int = 0
+    step_tokens: int = 0
 
 
 @torch.inference_mode()
@@ -140,14 +153,13 @@ def decode(
         chosen = choose(logits, decoded)
         if step == 0:
             times.question = clock.lap()
-        else:
-            times.step_count += 1
         for row in sorted(active):
             if chosen[row] in options.stop_ids:
                 decoded[row].finish_reason = "stop"
                 active.discard(row)
                 continue
             decoded[row].token_ids.append(chosen[row])
+            times.step_tokens += step > 0
             if on_token is not None:
                 on_token(row, chosen[row])
         if not active:

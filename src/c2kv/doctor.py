@@ -11,7 +11,7 @@ from torch import Tensor
 
 from c2kv.backbone import Backbone
 from c2kv.cache import ComposedCache
-from c2kv.composition import Composition
+from c2kv.composition import Composition, Placement
 from c2kv.decode import DecodingOptions, decode
 from c2kv.errors import PromptError
 from c2kv.extractor import Extractor, extract
@@ -78,7 +78,7 @@ def _compare(what: str, got: Tensor, expected: Tensor) -> str:
     # Two kernels round differently; bfloat16 keeps 8 bits.
     allowed = 1e-3 if got.dtype == torch.float32 else 0.1
     allowed *= max(1.0, expected.float().abs().max().item())
-    if difference > allowed:
+    if not difference <= allowed:  # NaN is no pass
         raise _Failed(f"{what} differ by {difference:.2e} (allowed {allowed:.0e})")
     return f"largest difference {difference:.1e}"
 
@@ -136,9 +136,10 @@ def _full_composition(backbone: Backbone, ids: list[int]) -> Composition:
 
 def _answers(backbone: Backbone) -> str:
     ids, question = _ids(backbone, _TEXT), _ids(backbone, _QUESTION)
+    cache = _full_composition(backbone, ids).open(len(question))
+    close = _compare("logits", _ask(backbone, cache, question), _plain(backbone, ids + question))
     if backbone.dtype != torch.float32:
-        cache = _full_composition(backbone, ids).open(len(question))
-        return _compare("logits", _ask(backbone, cache, question), _plain(backbone, ids + question))
+        return close
     options = DecodingOptions(max_new_tokens=_NEW_TOKENS)
     placed, recomputed = (
         decode(composition, [question], options)[0][0].token_ids
@@ -147,7 +148,7 @@ def _answers(backbone: Backbone) -> str:
     if placed != recomputed:
         at = next(i for i, (a, b) in enumerate(zip(placed, recomputed, strict=True)) if a != b)
         raise _Failed(f"answers part at token {at}: {placed[at]} placed, {recomputed[at]} full")
-    return f"{len(placed)} tokens equal"
+    return f"{len(placed)} tokens equal, {close}"
 
 
 @torch.no_grad()
@@ -156,7 +157,8 @@ def _far(backbone: Backbone) -> str:
     kv = full_kv(backbone, ids)
     shape = (*kv.shape[:2], 1, kv.shape[2], len(ids) + len(question), kv.shape[4])
     arena = torch.empty(shape, dtype=kv.dtype, device=kv.device)
-    cos, sin = backbone.cos_sin(_FAR + torch.arange(len(ids)))
+    at = Placement(_FAR, len(ids), 1, 0, len(ids))
+    cos, sin = backbone.tabled_cos_sin(at.positions())
     place([Part(kv, cos, sin, 0)], arena)
     got = _ask(backbone, ComposedCache(arena, len(ids)), question, _FAR)
     return _compare("logits", got, _plain(backbone, ids + question, _FAR))

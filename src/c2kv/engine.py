@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from c2kv.backbone import Backbone
-from c2kv.composition import Composition, check_positions
+from c2kv.composition import check_positions
 from c2kv.decode import Decoded, DecodingOptions, DecodingTimes, decode
 from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
 from c2kv.extractor import Extractor
@@ -27,10 +27,11 @@ DEFAULT_SEGMENT_TOKENS = 512
 
 @dataclass(frozen=True)
 class Document:
-    """A document as the backbone reads it: its message's token ids, cut into pieces."""
+    """A document as a backbone (its digest) reads it: its message's token ids, in pieces."""
 
     name: str
     pieces: tuple[tuple[int, ...], ...]
+    backbone: str
 
     @property
     def tokens(self) -> int:
@@ -49,7 +50,7 @@ class Answer:
 class Engine:
     """A frozen backbone, an extractor, and the segments of the documents added so far.
 
-    >>> engine = Engine.load("smollm2-135m")              # doctest: +SKIP
+    >>> engine = Engine.load("smollm2-135m", untrained=True)  # doctest: +SKIP
     >>> handbook = engine.add(open("handbook.txt").read())  # doctest: +SKIP
     >>> engine.ask("Who founded the firm?", [handbook]).text  # doctest: +SKIP
     """
@@ -57,7 +58,7 @@ class Engine:
     def __init__(
         self,
         backbone: Backbone,
-        extractor: Extractor,
+        extractor: Extractor | None,
         store: FolderStore | None = None,
         system: str = SYSTEM_PROMPTS[0],
         segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
@@ -66,15 +67,33 @@ class Engine:
         self.template = PromptTemplate.of(backbone.tokenizer, system)
         self.extractor = extractor
         template = self.template.digest
-        self.library = SegmentLibrary(backbone, Compressed(backbone, extractor), template, store)
         full = SegmentLibrary(backbone, Uncompressed(backbone), template, store)
         self.segment_tokens = segment_tokens
         self._methods: dict[str, Method] = {
-            method.name: method
-            for method in (Recompute(), Reuse("c2kv", self.library), Reuse("reuse", full))
+            method.name: method for method in (Recompute(), Reuse("reuse", full))
         }
-        self._prefix: Composition | None = None
+        self._library: SegmentLibrary | None = None
+        if extractor is not None:
+            maker = Compressed(backbone, extractor)
+            self._library = SegmentLibrary(backbone, maker, template, store)
+            self._methods["c2kv"] = Reuse("c2kv", self._library)
+        self._prefix = prefill(backbone, self.template.prefix_ids())
         warm_up(backbone.dtype, backbone.device)
+
+    @property
+    def library(self) -> SegmentLibrary:
+        """The compressed segments. Raises MissingExtractorError without an extractor."""
+        if self._library is None:
+            raise MissingExtractorError(
+                f"no extractor is given for '{self.backbone.name}'; pass one (--extractor), or ask "
+                "for a fresh one (--untrained), whose compressed answers mean nothing"
+            )
+        return self._library
+
+    @property
+    def untrained(self) -> bool:
+        """Whether compressed answers mean nothing: the extractor was never trained."""
+        return self.extractor is not None and not self.extractor.trained
 
     @classmethod
     def load(
@@ -94,18 +113,14 @@ class Engine:
         """Load a backbone and an extractor (folder or hub id).
 
         untrained: make a fresh extractor of `ratio` and `variant` instead; its answers from
-        compressed documents mean nothing, and say so. Raises MissingExtractorError when neither
-        is given, and every error of `load_backbone` and `Extractor.from_pretrained`."""
-        if extractor is None and not untrained:
-            raise MissingExtractorError(
-                f"no extractor is given for '{model}'; pass one (--extractor), or ask for a "
-                "fresh one (--untrained), whose compressed answers mean nothing"
-            )
+        compressed documents mean nothing, and say so. Without either, only methods that need no
+        extractor work. Raises every error of `load_backbone` and `Extractor.from_pretrained`."""
         backbone = load_backbone(model, dtype=dtype, device=device)
-        if extractor is None:
-            made = Extractor.from_backbone(backbone, ratio=ratio, variant=variant)
-        else:
+        made: Extractor | None = None
+        if extractor is not None:
             made = Extractor.from_pretrained(extractor, backbone)
+        elif untrained:
+            made = Extractor.from_backbone(backbone, ratio=ratio, variant=variant)
         opened = None if store is None else FolderStore(store)
         return cls(backbone, made, opened, system, segment_tokens)
 
@@ -118,7 +133,7 @@ class Engine:
             pieces = self.template.document_pieces(content, self.segment_tokens)
         except DocumentError as error:
             raise DocumentError(f"document '{name}': {error}" if name else str(error)) from error
-        return Document(name, tuple(map(tuple, pieces)))
+        return Document(name, tuple(map(tuple, pieces)), self.backbone.digest)
 
     def add(self, text: str, name: str = "", title: str | None = None) -> Document:
         """A document, extracted and stored, ready to be asked about."""
@@ -152,16 +167,7 @@ class Engine:
         Raises DocumentError for empty questions, ContextOverflowError before decoding."""
         single = isinstance(question, str)
         questions = [question] if isinstance(question, str) else list(question)
-        if method not in self._methods:
-            known = ", ".join(self._methods)
-            raise ConfigError(f"method '{method}' is unknown; use one of {known}")
-        drawn = DecodingOptions.of(self.backbone, **options)
-        ids = [self.template.question_ids(render_question(q)) for q in questions if q.strip()]
-        if len(ids) != len(questions) or not ids:
-            raise DocumentError("a question is empty; ask something")
-        # Before any extraction or prefill: positions are known from the token counts.
-        spans = len(self.template.prefix_ids()) + sum(d.tokens for d in documents)
-        check_positions(self.backbone, spans, max(map(len, ids)) + drawn.max_new_tokens)
+        ids, drawn = self.check(questions, documents, **options)
         prefilled = self.prefill(documents, method)
         streams = [_TextStream(self.backbone.tokenizer) for _ in ids]
 
@@ -181,9 +187,33 @@ class Engine:
 
     def prefill(self, documents: Sequence[Document], method: str = "c2kv") -> Prefilled:
         """The composition of these documents, in this order, by this method."""
-        if self._prefix is None:
-            self._prefix = prefill(self.backbone, self.template.prefix_ids())
+        if method == "c2kv" and self._library is None:
+            _ = self.library  # says what to do
+        if method not in self._methods:
+            known = ", ".join(self._methods)
+            raise ConfigError(f"method '{method}' is unknown; use one of {known}")
+        for document in documents:
+            if document.backbone != self.backbone.digest:
+                raise DocumentError(
+                    f"document '{document.name}' was read by another model "
+                    f"({document.backbone[:16]}); read it with this engine"
+                )
         return self._methods[method].prefill(self._prefix, *_pieces_and_labels(documents))
+
+    def check(
+        self, questions: Sequence[str], documents: Sequence[Document], **options: Any
+    ) -> tuple[list[list[int]], DecodingOptions]:
+        """What `ask` checks before any work: the questions' token ids and the options.
+
+        Raises DocumentError for empty questions, ConfigError for bad options,
+        ContextOverflowError when positions would not suffice."""
+        drawn = DecodingOptions.of(self.backbone, **options)
+        ids = [self.template.question_ids(render_question(q)) for q in questions if q.strip()]
+        if len(ids) != len(questions) or not ids:
+            raise DocumentError("a question is empty; ask something")
+        spans = len(self._prefix.prefix_ids) + sum(d.tokens for d in documents)
+        check_positions(self.backbone, spans, max(map(len, ids)) + drawn.max_new_tokens)
+        return ids, drawn
 
     def _report(
         self,
@@ -197,13 +227,12 @@ class Engine:
     ) -> Report:
         composition = prefilled.composition
         compressed = method == "c2kv"
-        steps = times.step_count * batch
         return Report(
             method=method,
             model=self.backbone.name,
             backbone_digest=self.backbone.digest,
             extractor_digest=self.library.maker.digest if compressed else None,
-            untrained=compressed and not self.extractor.trained,
+            untrained=compressed and self.untrained,
             ratio=self._methods[method].ratio,
             dtype=str(self.backbone.dtype).removeprefix("torch."),
             device=str(self.backbone.device),
@@ -222,7 +251,7 @@ class Engine:
             question_prefill=times.question,
             question_tokens=question_tokens,
             new_tokens=len(decoded.token_ids),
-            decode_tokens_per_second=steps / times.steps if steps else None,
+            decode_tokens_per_second=times.step_tokens / times.steps if times.step_tokens else None,
             batch=batch,
             finish_reason=decoded.finish_reason,
         )

@@ -45,8 +45,8 @@ class CorruptSegmentError(StoreError):
     """A stored segment failed its verification."""
 
 
-class CancelledError(C2KVError):
-    """The caller cancelled the request."""
+class NumericalError(C2KVError):
+    """A computation gave values that are not finite."""
 
 
 class DataError(C2KVError):

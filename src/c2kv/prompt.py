@@ -42,12 +42,16 @@ _PROBE_QUESTION = "When was the mill built?"
 
 def render_document(text: str, title: str | None = None) -> str:
     """The content of a document's message: its title, if any, on a line of its own."""
-    return f"{title.strip()}\n{text.strip()}" if title else text.strip()
+    return f"{_clean(title)}\n{_clean(text)}" if title else _clean(text)
 
 
 def render_question(question: str, instruction: str = QA_INSTRUCTIONS[0]) -> str:
     """The content of the question's message."""
     return f"{instruction}\n\nQuestion: {question.strip()}" if instruction else question.strip()
+
+
+def _clean(text: str) -> str:
+    return text.replace("\r\n", "\n").strip()
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class PromptTemplate:
         end that keeps a part at least half full, else sentence end, else token. The parts,
         joined, are exactly `document_ids(content)`."""
         ids, starts = self._piece(self.document_before, content, self.document_after)
-        return cut(ids, _break_strengths(content.strip(), starts), limit)
+        return cut(ids, _break_strengths(_clean(content), starts), limit)
 
     def question_ids(self, content: str) -> list[int]:
         """Token ids of the question's piece, up to where the answer starts."""
@@ -110,7 +114,7 @@ class PromptTemplate:
 
     def conversation(self, documents: Sequence[str], question: str) -> str:
         """The whole prompt as text, rendered by the chat template itself where there is one."""
-        documents, question = [d.strip() for d in documents], question.strip()
+        documents, question = [_clean(d) for d in documents], _clean(question)
         framed = "".join(self.document_before + d + self.document_after for d in documents)
         if self.layout == "plain":
             return self.prefix + framed + self.question_before + question + self.question_after
@@ -126,7 +130,7 @@ class PromptTemplate:
 
     def _piece(self, before: str, content: str, after: str) -> tuple[list[int], list[int]]:
         """Ids, and for each the start in `content` of its text (negative before it)."""
-        content = content.strip()
+        content = _clean(content)
         if not content:
             raise DocumentError("the text is empty; leave the document (or question) out")
         head = [] if self._is_plain_text(before) else self._literal(before)
@@ -210,9 +214,12 @@ def _render(tokenizer: Any, system: str, users: Sequence[str], answer: bool = Tr
     turns = [{"role": "system", "content": system}] if system else []
     turns += [{"role": "user", "content": content} for content in users]
     try:
-        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer)
-    except (TemplateError, IndexError):
-        return None
+        # Templates without a thinking mode ignore the switch.
+        return tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=answer, enable_thinking=False
+        )
+    except (TemplateError, LookupError, TypeError, ValueError, ArithmeticError):
+        return None  # a template is a program: these are its ways to say no
 
 
 def _chat(tokenizer: Any, system: str) -> PromptTemplate | None:

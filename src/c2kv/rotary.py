@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+_log = logging.getLogger(__name__)
 _CHUNK_LAYERS = 4
 
 
@@ -72,7 +74,6 @@ def _fused_kernel() -> Any:
     # (`::1`) let it vectorise.
     signature = "void(f4[:,:,:,:,::1], f4[:,::1], f4[:,::1], i8, f4[:,:,:,:,:,::1], i8, i8, i8)"
 
-    @numba.njit(signature, nogil=True, cache=True, fastmath={"contract", "nsz"})
     def kernel(kv, cos, sin, slot, arena, row, start, stop):  # type: ignore[no-untyped-def]
         _, _, heads, entries, dim = kv.shape
         half = dim // 2
@@ -88,7 +89,12 @@ def _fused_kernel() -> Any:
                     for i in range(dim):
                         arena[layer, 1, row, head, to, i] = kv[layer, 1, head, e, i]
 
-    return kernel
+    options = {"nogil": True, "fastmath": {"contract", "nsz"}}
+    try:
+        return numba.njit(signature, cache=True, **options)(kernel)
+    except RuntimeError as error:  # numba finds no folder it may write its cache to
+        _log.warning("the placing kernel is compiled anew in each process: %s", error)
+        return numba.njit(signature, **options)(kernel)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from c2kv.cli.common import (
@@ -18,12 +19,13 @@ from c2kv.cli.common import (
     table,
     whole_number,
 )
+from c2kv.errors import ConfigError
 
 if TYPE_CHECKING:
     from c2kv.engine import Answer, Document, Engine
 
-PREPARED = ("c2kv", "reuse")  # these read documents ahead of the request
-METHODS = (*PREPARED, "recompute")
+COMPARED = ("c2kv", "recompute")
+METHODS = ("c2kv", "reuse", "recompute")
 
 
 def add_commands(commands: Any) -> None:
@@ -31,9 +33,10 @@ def add_commands(commands: Any) -> None:
     ask.add_argument(
         "-q", "--question", action="append", required=True, help="repeat for a batch of questions"
     )
-    ask.add_argument("--method", choices=METHODS, default="c2kv")
-    ask.add_argument(
-        "--compare", action="store_true", help="every method's answer and figures side by side"
+    way = ask.add_mutually_exclusive_group()
+    way.add_argument("--method", choices=METHODS, default="c2kv")
+    way.add_argument(
+        "--compare", action="store_true", help="c2kv and full recompute side by side, with figures"
     )
     ask.add_argument("--json", action="store_true", help="answers and their reports as JSON")
     ask.add_argument("-n", "--max-new-tokens", type=whole_number(1), default=64, metavar="N")
@@ -51,16 +54,18 @@ def add_commands(commands: Any) -> None:
 
 
 def run_ask(args: argparse.Namespace) -> int:
+    if not args.sample and (args.temperature is not None or args.top_p is not None):
+        raise ConfigError("--temperature and --top-p have no effect without --sample; add it")
     texts = read_documents(args.documents)
-    engine = load_engine(args)
+    needs_extractor = args.compare or args.method == "c2kv"
+    engine = load_engine(args, needs_extractor)
     documents = prepare_documents(engine, texts)
-    if args.compare:
-        with extraction_progress(engine, documents):
-            for method in PREPARED:
-                engine.prefill(documents, method)
-        answers = {method: _ask(engine, documents, args, method) for method in METHODS}
-    else:
-        with extraction_progress(engine, documents):
+    with extraction_progress(engine) if needs_extractor else nullcontext():
+        if args.compare:
+            engine.check(args.question, documents, **_options(args))
+            engine.extract(documents)
+            answers = {method: _ask(engine, documents, args, method) for method in COMPARED}
+        else:
             answers = {args.method: _ask(engine, documents, args, args.method)}
     if args.json:
         print(json.dumps(_as_json(args, answers), ensure_ascii=False, indent=2))
@@ -84,12 +89,13 @@ def _ask(
         documents,
         method=method,
         on_text=show if stream else None,
-        max_new_tokens=args.max_new_tokens,
-        sample=args.sample,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        seed=args.seed,
+        **_options(args),
     )
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("max_new_tokens", "sample", "temperature", "top_p", "seed")
+    return {name: getattr(args, name) for name in names}
 
 
 def _as_json(args: argparse.Namespace, answers: dict[str, list[Answer]]) -> list[dict[str, Any]]:
@@ -117,7 +123,8 @@ def _print_answers(args: argparse.Namespace, answers: list[Answer]) -> None:
         if count
     )
     lines = [
-        f"method {report.method}, ratio {report.ratio}, {report.source_tokens} source tokens in "
+        f"method {report.method}, ratio {report.ratio}, {report.documents} documents, "
+        f"{report.source_tokens} source tokens in "
         f"{report.entries} entries ({human_bytes(report.kv_bytes)})",
     ]
     if report.segments:
@@ -168,7 +175,7 @@ def run_extract(args: argparse.Namespace) -> int:
     texts = read_documents(args.documents)
     engine = load_engine(args)
     documents = prepare_documents(engine, texts)
-    with extraction_progress(engine, documents):
+    with extraction_progress(engine):
         got = engine.extract(documents)
     entries = sum(segment.entries for segment in got.segments)
     result = {
@@ -182,7 +189,7 @@ def run_extract(args: argparse.Namespace) -> int:
         "kv_bytes": entries * engine.backbone.kv_bytes_per_entry,
         "seconds": got.extract_seconds,
         "extractor_digest": engine.library.maker.digest,
-        "untrained": not engine.extractor.trained,
+        "untrained": engine.untrained,
     }
     if args.json:
         print(json.dumps(result, indent=2))

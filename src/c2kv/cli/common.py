@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c2kv.errors import DocumentError
+from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
 
 if TYPE_CHECKING:
     from c2kv.engine import Document, Engine
 
+VARIANTS = ("plain", "residual")
 SUFFIXES = (".txt", ".md", ".rst")
 
 
@@ -64,10 +65,9 @@ def add_engine_options(
         "-k",
         "--ratio",
         type=whole_number(1, 64),
-        default=4,
         help="source tokens per entry of a fresh extractor, 1 to 64 (default 4)",
     )
-    parser.add_argument("--variant", choices=("plain", "residual"), default="plain")
+    parser.add_argument("--variant", choices=VARIANTS, help="of a fresh extractor (default plain)")
     add_store_option(parser)
     parser.add_argument(
         "--segment-tokens",
@@ -88,19 +88,35 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_engine(args: argparse.Namespace) -> Engine:
+def load_engine(args: argparse.Namespace, needs_extractor: bool = True) -> Engine:
+    """The engine of `add_engine_options`' arguments."""
+    fresh = args.untrained or args.ratio or args.variant
+    if args.extractor and fresh:
+        raise ConfigError(
+            "--untrained, --ratio and --variant make a fresh extractor; leave them out with "
+            "--extractor, which brings its own"
+        )
+    if (args.ratio or args.variant) and not args.untrained:
+        raise ConfigError("--ratio and --variant are of a fresh extractor: add --untrained")
+    if needs_extractor and not args.extractor and not args.untrained:
+        raise MissingExtractorError(
+            f"no extractor is given for '{args.model}'; pass one (--extractor), or ask for a "
+            "fresh one (--untrained), whose compressed answers mean nothing"
+        )
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     from c2kv.engine import Engine
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     return Engine.load(
         args.model,
         args.extractor,
         untrained=args.untrained,
-        ratio=args.ratio,
-        variant=args.variant,
+        ratio=args.ratio or 4,
+        variant=args.variant or VARIANTS[0],
         store=args.store,
         dtype=args.dtype,
         device=args.device,
@@ -117,9 +133,11 @@ def read_documents(sources: Sequence[str]) -> list[tuple[str, str]]:
         if source == "-":
             found.append(("stdin", _decode("stdin", sys.stdin.buffer.read())))
             continue
+        if not source:
+            raise DocumentError("a document's name is empty; name a file or a folder")
         path = Path(source)
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+            files = _text_files(path)
             if not files:
                 raise DocumentError(
                     f"folder '{source}' holds no {', '.join(SUFFIXES)} files; name files"
@@ -128,6 +146,23 @@ def read_documents(sources: Sequence[str]) -> list[tuple[str, str]]:
             files = [path]
         found += [(file.name if file is not path else source, _read(file)) for file in files]
     return found
+
+
+def _text_files(folder: Path) -> list[Path]:
+    """The text files of a folder and its subfolders (links to folders are not followed)."""
+
+    def fail(error: OSError) -> None:
+        raise DocumentError(
+            f"cannot read folder '{error.filename}': {error.strerror}; check its permissions"
+        ) from error
+
+    found = [
+        Path(where, name)
+        for where, _, names in os.walk(folder, onerror=fail)
+        for name in names
+        if Path(name).suffix.lower() in SUFFIXES
+    ]
+    return sorted(path for path in found if path.is_file())
 
 
 def _read(path: Path) -> str:
@@ -159,25 +194,25 @@ def prepare_documents(engine: Engine, texts: Sequence[tuple[str, str]]) -> list[
 
 
 @contextmanager
-def extraction_progress(engine: Engine, documents: Sequence[Document]) -> Iterator[None]:
-    """A bar on stderr over the tokens extracted; it appears only when there is work to do."""
+def extraction_progress(engine: Engine) -> Iterator[None]:
+    """A bar on stderr over the tokens extracted, while there is something to extract."""
     from tqdm import tqdm
 
-    total = sum(document.tokens for document in documents)
-    bar: Any = None
+    bars: list[Any] = []
 
-    def advance(tokens: int) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = tqdm(total=total, unit="tok", desc="extracting", file=sys.stderr, leave=False)
-        bar.update(tokens)
+    def advance(done: int, total: int) -> None:
+        if not done:
+            bars.append(tqdm(total=total, unit="tok", desc="extracting", disable=None, leave=False))
+        bars[-1].update(done - bars[-1].n)
+        if done == total:
+            bars[-1].close()  # before anything else is printed
 
     engine.library.on_extracted = advance
     try:
         yield
     finally:
         del engine.library.on_extracted
-        if bar is not None:
+        for bar in bars:
             bar.close()
 
 

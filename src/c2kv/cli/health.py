@@ -38,15 +38,20 @@ def run_doctor(args: argparse.Namespace) -> int:
     try:
         checks = examine(load_backbone(args.model, dtype=args.dtype, device=args.device))
     except UnsupportedModelError as refusal:
-        checks = [Check("the architecture is supported", False, str(refusal))]
+        checks = [Check("supported architecture", False, str(refusal))]
     failed = [check for check in checks if not check.passed]
     if args.json:
         print(json.dumps({"model": args.model, "checks": [asdict(c) for c in checks]}, indent=2))
     else:
-        rows = [[c.name, "ok" if c.passed else "FAILED", c.detail] for c in checks]
+        rows = [
+            [c.name, "ok" if c.passed else "FAILED", "" if c in failed else c.detail]
+            for c in checks
+        ]
         print(table(rows, ["check", "result", "detail"]))
-        verdict = f"refused: {failed[0].name}" if failed else "c2kv can be used with it"
-        print(f"{args.model}: {verdict}")
+        for check in failed:
+            print(f"{args.model}: refused, {check.name} failed: {check.detail}")
+        if not failed:
+            print(f"{args.model}: c2kv can be used with it")
     return 1 if failed else 0
 
 
@@ -54,7 +59,7 @@ def run_info(args: argparse.Namespace) -> int:
     import torch
 
     home = cache_folder()
-    files = [f for f in (home / "segments").rglob("*.safetensors") if f.is_file()]
+    files = [f for f in (home / "segments").glob("??/*.safetensors") if f.is_file()]
     models = home / "models"
     facts = {
         **{name: metadata.version(name) for name in ("c2kv", "torch", "transformers")},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from c2kv.cli import answer, data, evaluate, health, segments, train
 from c2kv.errors import C2KVError
@@ -17,6 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Compressed, composable KV cache reuse for frozen LLMs.",
         epilog="Each command explains itself: c2kv COMMAND --help",
     )
+    parser.add_argument("--version", action="version", version=f"c2kv {metadata.version('c2kv')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in (answer, segments, data, train, evaluate, health):
         group.add_commands(commands)
@@ -26,8 +29,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0, or 1 after an error; argparse exits 2 on bad arguments."""
     args = build_parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names of files may not be valid text
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except C2KVError as error:
         print(f"c2kv: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -38,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (a pager, head) has what it wanted; stdout must not be flushed again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # not of ours: those name what they touched
+        print(f"c2kv: error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -75,8 +75,10 @@ def run_ls(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     store = _open(args)
     key = store.find(args.keys[0])
-    (segment,) = [s for s in store.entries() if s.key == key]
-    print(json.dumps(asdict(segment), indent=2))
+    found = [s for s in store.entries() if s.key == key]
+    if not found:
+        raise StoreError(f"segment {key[:12]} cannot be read; see `c2kv segments verify`")
+    print(json.dumps(asdict(found[0]), indent=2))
     return 0
 
 
@@ -92,12 +94,15 @@ def run_rm(args: argparse.Namespace) -> int:
 def run_verify(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    results = dict(tqdm(_open(args).verify(), unit="segment", leave=False))
+    results = dict(tqdm(_open(args).verify(), unit="segment", leave=False, disable=None))
     damaged = {key: reason for key, reason in results.items() if reason is not None}
     if args.json:
         print(json.dumps({"verified": len(results), "damaged": damaged}, indent=2))
     else:
         for key, reason in damaged.items():
             print(f"{key[:12]}  {reason}")
-        print(f"{len(results)} segments verified, {len(damaged)} damaged")
+        print(
+            f"{len(results)} segments read: {len(results) - len(damaged)} sound, "
+            f"{len(damaged)} damaged"
+        )
     return 1 if damaged else 0

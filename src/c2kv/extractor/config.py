@@ -11,6 +11,7 @@ from c2kv.errors import ConfigError
 FORMAT_VERSION = 1
 VARIANTS = ("plain", "residual")
 MAX_RATIO = 64
+_KINDS = {"int": int, "str": str, "bool": bool}
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class ExtractorConfig:
 
     ratio: source tokens per C2Token, 1 to 64. variant: `plain`, or `residual` (C2KV-Residual,
     which adds the block's mean embedding to the C2Token's). backbone, backbone_digest: what it
-    was made for. steps: training steps done; 0 is an untrained extractor."""
+    was made for. steps: training steps done; 0 is an untrained extractor. weights_digest: of
+    the weights beside it (`Extractor.digest`), checked on loading."""
 
     ratio: int
     variant: str
@@ -32,10 +34,15 @@ class ExtractorConfig:
     head_dim: int
     qkv_bias: bool
     steps: int = 0
+    weights_digest: str = ""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
+        for f in fields(self):
+            value, kind = getattr(self, f.name), _KINDS[str(f.type)]
+            if type(value) is not kind or (type(value) is int and value < (f.name != "steps")):
+                raise ConfigError(f"extractor config: {f.name} {value!r} is not a valid {f.type}")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
         if self.format_version != FORMAT_VERSION:
@@ -53,9 +60,14 @@ class ExtractorConfig:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read extractor config '{path}': {error}") from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(
+                f"cannot read extractor config '{path}': {reason}; is it an extractor's folder?"
+            ) from error
         known = {f.name for f in fields(cls)}
-        if not isinstance(values, dict) or (unknown := set(values) - known):
+        if not isinstance(values, dict):
+            raise ConfigError(f"'{path}' is not an extractor config; get the folder again")
+        if unknown := set(values) - known:
             raise ConfigError(f"'{path}' is not an extractor config (unknown: {sorted(unknown)})")
         try:
             return cls(**values)

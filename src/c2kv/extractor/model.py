@@ -115,8 +115,8 @@ class Extractor(nn.Module):
         appear whole or not at all."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if steps is not None:
-            self.config = replace(self.config, steps=steps)
+        steps = self.config.steps if steps is None else steps
+        self.config = replace(self.config, steps=steps, weights_digest=self.digest)
         state = {k: v.detach().to("cpu", dtype).contiguous() for k, v in self.state_dict().items()}
         partial = folder / f".{WEIGHTS_FILE}.{os.getpid()}"
         save_file(state, partial, metadata={"format": "pt"})
@@ -144,6 +144,13 @@ class Extractor(nn.Module):
             raise ConfigError(
                 f"cannot read extractor weights in '{folder}': {reason}; get the folder again"
             ) from error
+        if not all(p.isfinite().all() for p in extractor.parameters()):
+            raise ConfigError(f"extractor weights in '{folder}' are not finite; train it again")
+        if (got := extractor.digest) != config.weights_digest:
+            raise ConfigError(
+                f"extractor weights in '{folder}' have digest {got[:16]}, their config says "
+                f"{config.weights_digest[:16]}: damaged or mixed up; get the folder again"
+            )
         if backbone is not None:
             extractor.check_backbone(backbone)
             extractor.to(backbone.device, backbone.dtype)
@@ -171,5 +178,6 @@ def _download(source: str, revision: str | None) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelReferenceError(
-            f"extractor '{source}' is not a folder here, and the hub gave none: {reason}"
+            f"extractor '{source}' is not a folder here, and the hub gave none: {reason}; check "
+            "the name, or the connection"
         ) from error

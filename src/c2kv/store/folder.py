@@ -68,8 +68,13 @@ class FolderStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
-        with explained("make a segment store at", self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            with explained("make a segment store at", self.root):
+                self.root.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"cannot make a segment store at {self.root}; choose another store folder"
+            ) from error
         for path in self._paths(_LEFTOVER):
             try:
                 # A younger one may belong to a writer at work.
@@ -198,10 +203,11 @@ class FolderStore:
     def _paths(self, pattern: str = _FILE) -> list[Path]:
         """Files of that name in the folders of keys, sorted; foreign files are left alone."""
         with explained("list", self.root):
-            folders = [f for f in self.root.iterdir() if re.fullmatch("[0-9a-f]{2}", f.name)]
+            named = [f for f in self.root.iterdir() if re.fullmatch("[0-9a-f]{2}", f.name)]
+            folders = [f for f in named if f.is_dir()]
             files = [path for folder in folders for path in folder.iterdir()]
-        named = [path for path in files if re.fullmatch(pattern, path.name)]
-        return sorted(path for path in named if path.name.startswith(path.parent.name))
+        matching = [path for path in files if re.fullmatch(pattern, path.name)]
+        return sorted(path for path in matching if path.name.startswith(path.parent.name))
 
     def _write(self, path: Path, *parts: bytes | memoryview) -> None:
         """All of it or nothing: readers only ever see a file that is complete and on disk."""
