@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OLDEST := .venv-oldest/transformers
-# The CPU build is a fraction of the CUDA one; set TORCH=torch for a GPU machine.
+# The version tested. Which build comes (CPU or CUDA) is the package index's choice.
 TORCH ?= torch==2.13.0
 
 .PHONY: demo test lint test-fast test-oldest test-slow bench

@@ -157,6 +157,48 @@ def test_other_failures_are_one_line_errors(run, folder, options, tmp_path, llam
         assert code == 1 and says in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--ratio", "8", "-x", "somewhere"], "--extractor"),
+        (["--untrained", "--temperature", "0.5"], "without --sample"),
+        (["--ratio", "8"], "add --untrained"),
+        (["--untrained", "--sample", "--top-p", "5"], "top_p 5"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(run, folder, arguments, says, tmp_path):
+    store = ["--store", tmp_path / "store"]
+    code, _, err = run("ask", *arguments, *store, "-q", "Why?", folder)
+    assert code == 1 and says in err and err.count("\n") == 1
+
+
+def test_recompute_needs_no_extractor(run, folder, tmp_path):
+    arguments = ["--method", "recompute", "--store", tmp_path / "store", "-n", "16"]
+    code, out, _ = run("ask", *arguments, "-q", "When was the mill built?", folder)
+    assert code == 0 and "1743" in out
+
+
+def test_the_bar_is_closed_before_the_answer_appears(run, folder, options, monkeypatch):
+    events = []
+
+    class Bar:
+        n = 0
+
+        def __init__(self, **settings):
+            events.append("open")
+
+        def update(self, tokens):
+            self.n += tokens
+
+        def close(self):
+            events.append("close")
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr("builtins.print", lambda *_, **__: events.append("print"))
+    assert run("ask", *options, "-q", "When was the mill built?", folder)[0] == 0
+    assert events[:2] == ["open", "close"] and "print" in events
+
+
 def test_a_full_disk_loses_nothing(run, folder, options, tmp_path, monkeypatch):
     assert run("ask", *options, "-q", "Why?", folder / "mill.txt")[0] == 0
 

@@ -7,7 +7,7 @@ from c2kv.composition import Composition
 from c2kv.decode import DecodingOptions, decode
 from c2kv.errors import ConfigError, ContextOverflowError, DocumentError
 from c2kv.methods.recompute import prefill
-from conftest import backbone_of, noisy_extractor, random_ids
+from conftest import noisy_extractor, random_ids
 from test_composition import segments_of
 
 DOCUMENT = random_ids(50, seed=3)
@@ -122,8 +122,34 @@ def test_bad_requests_are_refused(llama):
     for questions in ([], [[]]):
         with pytest.raises(DocumentError, match="ask something"):
             decode(composition, questions, DecodingOptions())
-    with pytest.raises(ConfigError, match="max_new_tokens 0"):
-        DecodingOptions(max_new_tokens=0)
-    with pytest.raises(ConfigError, match="temperature 0"):
-        DecodingOptions(sample=True, temperature=0)
-    assert backbone_of("llama") is llama
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 2.5},
+        {"temperature": 0},
+        {"temperature": float("nan")},
+        {"top_p": 5},
+        {"top_p": -1},
+        {"top_k": -1},
+        {"min_p": 7},
+        {"repetition_penalty": -1},
+        {"seed": 2**64},
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(option):
+    ((name, value),) = option.items()
+    with pytest.raises(ConfigError, match=f"{name} {value} is not usable"):
+        DecodingOptions(sample=True, **option)
+
+
+def test_tokens_are_counted_only_for_rows_that_still_decode(llama):
+    composition = composed(llama)
+    free, _ = decode(composition, QUESTIONS, DecodingOptions(max_new_tokens=12))
+    options = DecodingOptions(max_new_tokens=12, stop_ids=(free[0].token_ids[3],))
+    decoded, times = decode(composition, QUESTIONS, options)
+    emitted = sum(len(d.token_ids) for d in decoded)
+    first = sum(bool(d.token_ids) for d in decoded)
+    assert times.step_tokens == emitted - first < 4 * 11

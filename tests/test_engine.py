@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from c2kv.engine import Document, Engine
-from c2kv.errors import ConfigError, ContextOverflowError, DocumentError, MissingExtractorError
+from c2kv.errors import (
+    ConfigError,
+    ContextOverflowError,
+    DocumentError,
+    MissingExtractorError,
+    NumericalError,
+)
 from c2kv.extractor import Extractor
 from c2kv.library import Compressed, SegmentLibrary, _batches
 from c2kv.store import FolderStore
@@ -166,6 +172,16 @@ def test_without_an_extractor_only_compressed_answers_are_refused(embedded):
     )
     with pytest.raises(MissingExtractorError, match="--untrained"):
         engine.ask("When?", [document])
+
+
+def test_extraction_that_is_not_finite_is_refused_and_not_stored(embedded, tmp_path):
+    broken = Extractor.from_backbone(embedded)
+    broken.layers[3].v_proj.weight.data[0, 0] = float("inf")
+    store = FolderStore(tmp_path)
+    library = SegmentLibrary(embedded, Compressed(embedded, broken), "t", store)
+    with pytest.raises(NumericalError, match="not finite"):
+        library.get([[1, 2, 3]])
+    assert store.entries() == []
 
 
 def test_memory_is_bounded(embedded, extractor):

@@ -123,6 +123,30 @@ def test_a_folder_saved_and_loaded_is_the_same_backbone(tmp_path, embedded):
     assert not any(p.requires_grad for p in loaded.model.parameters())
 
 
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path, embedded):
+    from safetensors.torch import load_file, save_file
+
+    tiny_model("llama", vocab_size=len(embedded.tokenizer)).save_pretrained(tmp_path)
+    embedded.tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ModelReferenceError, match=r"lacks 1 weights \(model\.layers\.1\.mlp\.up"):
+        load_backbone(str(tmp_path))
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ModelReferenceError, match="cannot load model"):
+        load_backbone(str(tmp_path))
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:9", "mps"])
+def test_devices_out_of_reach_are_refused_by_name(tmp_path, embedded, device):
+    tiny_model("llama", vocab_size=len(embedded.tokenizer)).save_pretrained(tmp_path)
+    embedded.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelReferenceError, match=f"device '{device}' cannot be used"):
+        load_backbone(str(tmp_path), device=device, dtype="float32")
+
+
 @pytest.mark.embedded
 def test_the_embedded_model_is_what_it_was(embedded):
     assert embedded.name == EMBEDDED
@@ -150,6 +174,11 @@ def test_damaged_extractors_are_refused(tmp_path, llama):
     weights.write_bytes(whole[:-100])
     with pytest.raises(ConfigError, match="cannot read extractor weights"):
         Extractor.from_pretrained(tmp_path, llama)
+    flipped = bytearray(whole)
+    flipped[-5] ^= 64
+    weights.write_bytes(flipped)
+    with pytest.raises(ConfigError, match="damaged or mixed up"):
+        Extractor.from_pretrained(tmp_path, llama)
     weights.write_bytes(whole)
     config = tmp_path / "extractor.json"
     text = config.read_text()
@@ -159,9 +188,18 @@ def test_damaged_extractors_are_refused(tmp_path, llama):
         (text.replace('"plain"', '"fancy"'), "variant 'fancy'"),
         (text.replace('"format_version": 1', '"format_version": 9'), "format 9"),
         (text.replace('"ratio"', '"ratoi"'), "ratoi"),
+        ("[1]", "not an extractor config"),
+        (text.replace('"num_layers": 3', '"num_layers": "3"'), "num_layers '3'"),
+        (text.replace('"head_dim": 8', '"head_dim": -8'), "head_dim -8"),
     ):
         config.write_text(broken)
         with pytest.raises(ConfigError, match=says):
             Extractor.from_pretrained(tmp_path, llama)
+    config.write_text(text)
+    broken = Extractor.from_backbone(llama)
+    broken.embedding.data.fill_(float("nan"))
+    broken.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="not finite"):
+        Extractor.from_pretrained(tmp_path, llama)
     with pytest.raises(ModelReferenceError, match="neither a folder nor a hub id"):
         Extractor.from_pretrained("./no/such/folder")

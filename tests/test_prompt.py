@@ -75,6 +75,20 @@ def test_documents_are_cut_at_paragraphs_then_sentences(template, tokenizer):
     assert len(parts) > 2 and all(text.endswith(".") for text in texts[:-1])
 
 
+def test_windows_line_ends_are_line_ends(template):
+    text = "\n\n".join(["Cats sleep. Dogs bark at night in the yard."] * 12)
+    windows = text.replace("\n", "\r\n")
+    assert template.document_pieces(windows, 64) == template.document_pieces(text, 64)
+    assert template.conversation([windows], "Why?") == template.conversation([text], "Why?")
+
+
+def test_thinking_is_switched_off_where_a_template_knows_it(tokenizer):
+    tokenizer.chat_template += (
+        "{% if enable_thinking is defined and not enable_thinking %}<nothink>{% endif %}"
+    )
+    assert PromptTemplate.of(tokenizer).question_after.endswith("assistant\n<nothink>")
+
+
 def test_cut_prefers_strength_then_length():
     ids = list(range(10))
     strengths = [0] * 10
@@ -108,7 +122,15 @@ def test_a_template_whose_pieces_join_differently_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "broken", ["{{ raise_exception('no') }}", "{{ messages[0]['content'] }} only", "{% if %}"]
+    "broken",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ messages[0]['content'] }} only",
+        "{% if %}",
+        "{{ messages + 1 }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[9]['content'] }}",
+    ],
 )
 def test_templates_that_fail_are_refused(tokenizer, broken):
     tokenizer.chat_template = broken

@@ -30,6 +30,27 @@ def test_placing_equals_rotating_keys_and_copying_values(dtype, entries):
     assert (other == 7).all()
 
 
+def test_the_fused_pass_works_where_nothing_can_be_cached(monkeypatch, caplog):
+    import numba
+
+    import c2kv.rotary as rotary
+
+    compile_ = numba.njit
+
+    def uncacheable(*arguments, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return compile_(*arguments, **options)
+
+    monkeypatch.setattr(numba, "njit", uncacheable)
+    rotary._fused_kernel.cache_clear()
+    try:
+        test_placing_equals_rotating_keys_and_copying_values(torch.float32, 7)
+    finally:
+        rotary._fused_kernel.cache_clear()
+    assert "compiled anew in each process" in caplog.text
+
+
 @pytest.mark.parametrize("position", [0, 1, 511, 8_193, 60_000])
 def test_rotation_is_the_librarys_own_at_any_offset(backbone, position):
     library = sys.modules[type(backbone.model).__module__]

@@ -19,7 +19,6 @@ from c2kv.training.recipe import DataSource, Recipe, Stage, load_recipe
 from c2kv.training.records import read_records
 from c2kv.training.samples import SampleOptions, Sampler
 from c2kv.training.trainer import HeldOut, Trainer
-from conftest import backbone_of
 from tiny import tiny_model
 
 pytestmark = pytest.mark.embedded
@@ -312,4 +311,3 @@ def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):
 def test_the_recipes_in_the_box_are_valid():
     paths = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
     assert paths and all(load_recipe(path).steps > 0 for path in paths)
-    assert backbone_of("llama").name == "llama"
