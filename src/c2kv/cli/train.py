@@ -68,6 +68,11 @@ def _plan(recipe: Recipe, trainer: Any) -> str:
         f"{resolved}\n"
         f"extractor      {count:,} parameters, {count / whole:.1%} of the backbone\n"
         f"memory         {human_bytes(state)} of weights and optimizer, before activations\n"
-        f"steps          {recipe.steps} of {recipe.groups} groups\n"
+        + "".join(
+            f"data           {s['source']}: {s['records']} records, {s['bad']} bad, "
+            f"{s['excluded']} excluded\n"
+            for s in trainer.sources
+        )
+        + f"steps          {recipe.steps} of {recipe.groups} groups\n"
         f"time           {seconds:.1f} s for the first step, about {hours:.1f} h for all"
     )

@@ -84,18 +84,14 @@ class Trainer:
         options = SampleOptions(**{name: getattr(recipe, name) for name in names})
         held_out = HeldOut(recipe.exclude)
         sources = []
+        self.sources: list[dict[str, Any]] = []
         for source in recipe.data:
             records, bad = read_source(source)
             allowed = [record for record in records if held_out.allows(record)]
             sources.append((allowed, source.weight))
-            self._log(
-                {
-                    "source": source.source,
-                    "records": len(allowed),
-                    "bad": bad,
-                    "excluded": len(records) - len(allowed),
-                }
-            )
+            dropped = len(records) - len(allowed)
+            counts = {"records": len(allowed), "bad": bad, "excluded": dropped}
+            self.sources.append({"source": source.source, **counts})
         self.sampler = Sampler(sources, template, options, recipe.seed)
         self.dev: Sampler | None = None
         if recipe.dev:
@@ -129,6 +125,8 @@ class Trainer:
         loss is not finite; the last good checkpoint stays. Ctrl-C saves and goes on up."""
         recipe, total = self.recipe, self.recipe.steps if until is None else until
         before = weights_digest(self.backbone.model)
+        for counts in self.sources:
+            self._log(counts)
         bar = tqdm(
             total=total,
             initial=self.step,

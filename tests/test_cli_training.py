@@ -1,0 +1,68 @@
+"""c2kv train and c2kv eval, from recipe to scores, on a tiny model in a folder."""
+
+import json
+
+import pytest
+
+from c2kv.cli.main import main
+from test_training import data  # noqa: F401
+from tiny import tiny_model
+
+pytestmark = pytest.mark.embedded
+
+
+@pytest.fixture(scope="module")
+def model(embedded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("qwen2", vocab_size=len(embedded.tokenizer)).save_pretrained(folder)
+    embedded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def recipe(model, data, tmp_path):  # noqa: F811
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"model: {model}\noutput: {tmp_path / 'run'}\ndata: [{{source: {data}}}]\n"
+        "stages: [{steps: 1, mix: {reconstruct: 1}}, {steps: 2}]\n"
+        "groups: 1\nquestions: 2\ndocuments: [1, 2]\npassages: 2\npassage_tokens: 8\n"
+        "warmup_steps: 1\nvariant: residual\n"
+    )
+    return path
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(recipe, tmp_path, capsys):
+    assert main(["train", str(recipe), "--set", "ratio=8", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "ratio: 8" in out and "learning_rate: 5.0e-05" in out
+    assert "of the backbone" in out and "3 of 1 groups" in out and "about" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trained_extractor_answers_and_is_measured(recipe, data, model, tmp_path, capsys):  # noqa: F811
+    assert main(["train", str(recipe)]) == 0
+    extractor = tmp_path / "run" / "extractor"
+    assert str(extractor) in capsys.readouterr().out
+    options = ["-m", str(model), "-x", str(extractor), "--store", str(tmp_path / "store")]
+    arguments = ["eval", "qa", *options, "-n", "3", "--per-question", "2", "--max-new-tokens", "4"]
+    out = tmp_path / "scores"
+    assert main([*arguments, "--out", str(out), "--json", str(data)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert not result["untrained"] and result["sets"]["train"] == result["mean"]
+    assert set(result["mean"]) >= {"recompute", "c2kv", "wrongdoc", "budget"}
+    assert len((out / "train.jsonl").read_text().splitlines()) == 3 * 7
+    assert json.loads((out / "summary.json").read_text()) == result
+    assert main([*arguments, "--conditions", "recompute,c2kv", str(data)]) == 0
+    table = capsys.readouterr().out
+    assert "mean of the sets" in table and "recompute" in table and "wrongdoc" not in table
+
+
+def test_errors_are_one_line(recipe, tmp_path, capsys):
+    for arguments, says in (
+        (["--set", "data=[{source: gone.jsonl}]"], "gone.jsonl"),
+        (["--set", "model=./nowhere"], "./nowhere"),
+        (["--set", "ratio=99"], "ratio 99"),
+    ):
+        assert main(["train", str(recipe), *arguments]) == 1
+        err = capsys.readouterr().err
+        assert says in err and err.startswith("c2kv: error:") and err.count("\n") == 1
