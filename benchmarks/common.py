@@ -5,7 +5,9 @@ import gc
 import json
 import platform
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +34,34 @@ def interleaved(candidates, repeats):
             if round_:  # the first round warms up
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def extra_memory(call):
+    """MiB by which this process grows above its resting size while `call` runs, at its peak."""
+    import psutil
+
+    process = psutil.Process()
+    resting, peak, done = process.memory_info().rss, 0, threading.Event()
+
+    def watch():
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    call()
+    done.set()
+    watcher.join()
+    return (peak - resting) / 2**20
+
+
+def in_fresh_process(script, *arguments):
+    """What `script` prints last, as JSON, run with these arguments in a process of its own: one
+    measurement's memory does not hide another's."""
+    command = [sys.executable, script, *map(str, arguments)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(out.stdout.splitlines()[-1])
 
 
 def report(title, rows, bars, args):

@@ -6,15 +6,12 @@ that one length does not hide the other; it must grow no faster than linearly.
 """
 
 import json
-import subprocess
-import sys
-import threading
 
 import torch
 
 from c2kv.extractor import Extractor, extract
 from c2kv.models import EMBEDDED, load_backbone
-from common import arguments, interleaved, report
+from common import arguments, extra_memory, in_fresh_process, interleaved, report
 
 LENGTHS, MEMORY_LENGTHS, RATIO = (256, 512, 1024, 2048), (2048, 8192), 4
 
@@ -34,37 +31,11 @@ def compress(backbone, extractor, ids):
     extract(backbone, extractor, [ids])
 
 
-def peak_extra_memory(length):
-    """MiB above the resting process while one extraction runs, in a process of its own."""
-    out = subprocess.run(
-        [sys.executable, __file__, "--memory-of", str(length)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(out.stdout.splitlines()[-1])
-
-
 def measure_memory(length):
-    import psutil
-
-    process = psutil.Process()
     backbone = load_backbone(EMBEDDED, dtype="float32", device="cpu")
     extractor = Extractor.from_backbone(backbone, ratio=RATIO)
     compress(backbone, extractor, ids_of(64))
-    resting, peak, done = process.memory_info().rss, 0, threading.Event()
-
-    def watch():
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    compress(backbone, extractor, ids_of(length))
-    done.set()
-    watcher.join()
-    print(json.dumps((peak - resting) / 2**20))
+    print(json.dumps(extra_memory(lambda: compress(backbone, extractor, ids_of(length)))))
 
 
 def main():
@@ -96,7 +67,9 @@ def main():
                 "extra MiB": "",
             }
         )
-    memory = {length: peak_extra_memory(length) for length in MEMORY_LENGTHS}
+    memory = {
+        length: in_fresh_process(__file__, "--memory-of", length) for length in MEMORY_LENGTHS
+    }
     for length, mebibytes in memory.items():
         row = dict.fromkeys(rows[0], "") | {"tokens": length, "extra MiB": mebibytes}
         rows.append(row)

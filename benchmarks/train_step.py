@@ -7,9 +7,7 @@ memory over document length.
 """
 
 import json
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import torch
@@ -17,7 +15,7 @@ import torch
 from c2kv.extractor import Extractor
 from c2kv.models import EMBEDDED, load_backbone
 from c2kv.training.loss import Group, Question, group_loss
-from common import arguments, interleaved, report
+from common import arguments, extra_memory, in_fresh_process, interleaved, report
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 DOCUMENTS, TOKENS, RATIO = 4, 512, 4
@@ -75,30 +73,9 @@ def load():
 
 
 def measure_memory(tokens):
-    import psutil
-
-    process = psutil.Process()
     backbone, extractor = load()
     ours(backbone, extractor, [group_of(32, 1)])
-    resting, peak, done = process.memory_info().rss, 0, threading.Event()
-
-    def watch():
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    ours(backbone, extractor, [group_of(tokens, 1)])
-    done.set()
-    watcher.join()
-    print(json.dumps((peak - resting) / 2**20))
-
-
-def peak_memory(tokens):
-    command = [sys.executable, __file__, "--memory-of", str(tokens)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(out.stdout.splitlines()[-1])
+    print(json.dumps(extra_memory(lambda: ours(backbone, extractor, [group_of(tokens, 1)]))))
 
 
 def main():
@@ -127,7 +104,7 @@ def main():
         {"step": name, "s": seconds, "document tokens/s": tokens / seconds, "peak MiB": ""}
         for name, seconds in medians.items()
     ]
-    memory = {length: peak_memory(length) for length in MEMORY_TOKENS}
+    memory = {length: in_fresh_process(__file__, "--memory-of", length) for length in MEMORY_TOKENS}
     rows += [
         {"step": f"c2kv, documents of {n}", "s": "", "document tokens/s": "", "peak MiB": mib}
         for n, mib in memory.items()
