@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from c2kv.training.loss import Group, Question, group_loss
+from c2kv.training import loss as loss_module
+from c2kv.training.loss import Group, Question, group_loss, recomputed_logits
 from conftest import noisy_extractor, random_ids
 from oracle import loss_dense
 
@@ -58,6 +59,35 @@ def test_grouped_questions_equal_one_at_a_time(llama):
     torch.testing.assert_close(together, separate, atol=1e-4, rtol=1e-5)
     for name, gradient in gradients(extractor, separate).items():
         torch.testing.assert_close(grouped[name], gradient, atol=1e-4, rtol=1e-3, msg=name)
+
+
+def test_full_recomputes_logits_are_the_models_own(backbone):
+    got = recomputed_logits(backbone, GROUP)
+    expected = []
+    for q in QUESTIONS:
+        ids = [*q.prefix, *(t for i in q.documents for t in DOCUMENTS[i]), *q.question, *q.answer]
+        logits = backbone.model(torch.tensor([ids])).logits[0]
+        expected.append(logits[-len(q.answer) - 1 : -1])
+    torch.testing.assert_close(got, torch.cat(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_distillation_moves_the_loss_from_the_answer_to_full_recompute(llama):
+    extractor = noisy_extractor(llama, 4)
+    with torch.no_grad():
+        answer, kl, mixed = (
+            group_loss(llama, extractor, GROUP, distill=share)[0] for share in (0.0, 1.0, 0.25)
+        )
+    assert kl > 0 and mixed.item() == pytest.approx(0.75 * answer.item() + 0.25 * kl.item())
+
+
+def test_distilling_from_an_exact_copy_costs_nothing(llama, monkeypatch):
+    extractor = noisy_extractor(llama, 4)
+    with torch.no_grad():
+        kvs = loss_module._extract(llama, extractor, DOCUMENTS, 4)
+        rows = [loss_module._compose(llama, kvs, GROUP, q, 4) for q in QUESTIONS]
+        own = loss_module.answer_logits(llama, rows, QUESTIONS)[0]
+        monkeypatch.setattr(loss_module, "recomputed_logits", lambda *_: own)
+        assert group_loss(llama, extractor, GROUP, distill=1.0)[0] == pytest.approx(0, abs=1e-5)
 
 
 def test_another_ratio_than_the_extractors_own(llama):

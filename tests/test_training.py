@@ -261,6 +261,13 @@ def test_dev_scores_are_logged_with_the_right_and_the_wrong_documents(backbone, 
         assert line["dev_gap"] != 0
 
 
+def test_trackers_of_accelerate_see_every_step(backbone, recipe, tmp_path):
+    pytest.importorskip("tensorboard")
+    trainer = Trainer(recipe(trackers=("tensorboard",), stages=(Stage(2),)), backbone)
+    trainer.train()
+    assert list((trainer.output / "c2kv").glob("events.*"))
+
+
 def test_evaluation_data_is_kept_out(data, tmp_path):
     records = list(read_records(data))
     held = tmp_path / "held.jsonl"
@@ -294,6 +301,7 @@ def test_recipes_load_and_settings_win(data, tmp_path):
         (("data=[{path: x}]",), "unknown key 'path'"),
         (("data=[]",), "needs data"),
         (("nonsense",), "not key=value"),
+        (("distill=2",), "distill 2"),
     ],
 )
 def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -40,17 +40,47 @@ class Group:
 
 
 def group_loss(
-    backbone: Backbone, extractor: Extractor, group: Group, ratio: int | None = None
+    backbone: Backbone,
+    extractor: Extractor,
+    group: Group,
+    ratio: int | None = None,
+    distill: float = 0.0,
 ) -> tuple[Tensor, int]:
     """Sum over answer tokens of next-token cross-entropy (scalar), and their number.
 
     Documents are extracted alone and concatenated behind each question's prefix; gradients reach
-    the extractor only. The same as the questions one at a time."""
+    the extractor only. The same as the questions one at a time. `distill` (0 to 1) is the share
+    of the loss that is KL(full recompute || C2KV) on the same tokens instead."""
     ratio = extractor.config.ratio if ratio is None else ratio
     kvs = _extract(backbone, extractor, group.documents, ratio)
     rows = [_compose(backbone, kvs, group, q, ratio) for q in group.questions]
     logits, targets = answer_logits(backbone, rows, group.questions)
-    return F.cross_entropy(logits.float(), targets, reduction="sum"), len(targets)
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+    if distill:
+        teacher = recomputed_logits(backbone, group).float().log_softmax(-1)
+        student = logits.float().log_softmax(-1)
+        kl = F.kl_div(student, teacher, log_target=True, reduction="sum")
+        loss = (1 - distill) * loss + distill * kl
+    return loss, len(targets)
+
+
+@torch.no_grad()
+def recomputed_logits(backbone: Backbone, group: Group) -> Tensor:
+    """Full recompute's logits that predict each answer token [answer tokens, vocab]."""
+    empty = torch.empty(
+        backbone.num_layers,
+        2,
+        backbone.num_kv_heads,
+        0,
+        backbone.head_dim,
+        dtype=backbone.dtype,
+        device=backbone.device,
+    )
+    whole = []
+    for q in group.questions:
+        source = (token for index in q.documents for token in group.documents[index])
+        whole.append(replace(q, question=(*q.prefix, *source, *q.question)))
+    return answer_logits(backbone, [(empty, 0)] * len(whole), whole)[0]
 
 
 def _extract(

@@ -52,7 +52,9 @@ class Recipe:
 
     ratios: drawn per sample when given (one extractor for several ratios); groups: groups of
     questions in a step, over all processes; documents: fewest and most in a sample; exclude:
-    evaluation data, whose passages and questions are dropped from the training data."""
+    evaluation data, whose passages and questions are dropped from the training data; distill:
+    share of the loss that follows full recompute's distribution instead of the answer;
+    trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
 
     model: str
     data: tuple[DataSource, ...]
@@ -72,6 +74,7 @@ class Recipe:
     answer_tokens: int = 128
     passages: int = 8
     passage_tokens: int = 96
+    distill: float = 0.0
     learning_rate: float = 5e-5
     final_learning_rate: float = 0.0
     warmup_steps: int = 500
@@ -81,6 +84,7 @@ class Recipe:
     checkpoint_every: int = 100
     evaluate_every: int = 100
     dev_samples: int = 32
+    trackers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for ratio in (self.ratio, *self.ratios):
@@ -90,6 +94,8 @@ class Recipe:
         for name in ("groups", "questions", "checkpoint_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not positive")
+        if not 0 <= self.distill <= 1:
+            raise ConfigError(f"distill {self.distill} is no share; use 0 to 1")
         if not self.data or not self.stages:
             raise ConfigError("a recipe needs data and at least one stage")
 
@@ -101,7 +107,8 @@ class Recipe:
     def digest(self) -> str:
         """SHA-256 of all that decides the run (not of where it is written, or how often)."""
         values = dataclasses.asdict(self)
-        for name in ("output", "checkpoint_every", "evaluate_every", "dev_samples", "dev"):
+        reports = ("output", "checkpoint_every", "evaluate_every", "dev_samples", "dev", "trackers")
+        for name in reports:
             del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

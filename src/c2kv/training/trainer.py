@@ -35,13 +35,15 @@ _KEPT_CHECKPOINTS = 2
 class _MeanLoss(nn.Module):
     """What DDP wraps: the extractor as a module, the frozen backbone beside it."""
 
-    def __init__(self, backbone: Backbone, extractor: Extractor):
+    def __init__(self, backbone: Backbone, extractor: Extractor, distill: float):
         super().__init__()
         self.extractor = extractor
+        self._distill = distill
         self._backbone = [backbone]  # in a list: not a submodule, so neither synced nor saved
 
     def forward(self, group: Group, ratio: int) -> Tensor:
-        loss, tokens = group_loss(self._backbone[0], self.extractor, group, ratio)
+        backbone = self._backbone[0]
+        loss, tokens = group_loss(backbone, self.extractor, group, ratio, self._distill)
         return loss / tokens
 
 
@@ -75,7 +77,12 @@ class Trainer:
         self.backbone = backbone
         self.output = Path(recipe.output)
         mixed = "bf16" if backbone.dtype == torch.bfloat16 else "no"
-        self.accelerator = Accelerator(mixed_precision=mixed, cpu=backbone.device.type == "cpu")
+        self.accelerator = Accelerator(
+            mixed_precision=mixed,
+            cpu=backbone.device.type == "cpu",
+            log_with=list(recipe.trackers) or None,
+            project_dir=recipe.output,
+        )
         world = self.accelerator.num_processes
         if recipe.groups % world:
             raise ConfigError(f"{recipe.groups} groups a step do not divide over {world} processes")
@@ -118,13 +125,15 @@ class Trainer:
         self.optimizer = torch.optim.AdamW([decay, plain], recipe.learning_rate, recipe.betas)
         if checkpoints:
             self._load(checkpoints[-1])
-        self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor))
+        self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor, recipe.distill))
 
     def train(self, until: int | None = None) -> Extractor:
         """Run to the end (or to step `until`), saving on the way. Raises TrainingError when the
         loss is not finite; the last good checkpoint stays. Ctrl-C saves and goes on up."""
         recipe, total = self.recipe, self.recipe.steps if until is None else until
         before = weights_digest(self.backbone.model)
+        if recipe.trackers:
+            self.accelerator.init_trackers("c2kv")
         for counts in self.sources:
             self._log(counts)
         bar = tqdm(
@@ -265,6 +274,8 @@ class Trainer:
             self.output.mkdir(parents=True, exist_ok=True)
             with (self.output / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(metrics) + "\n")
+            if "step" in metrics and self.accelerator.trackers:
+                self.accelerator.log(metrics, step=metrics["step"])
 
     def _save(self) -> None:
         if not self.accelerator.is_main_process:
