@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from c2kv.backbone import Backbone
 from c2kv.errors import DocumentError
@@ -54,7 +56,10 @@ def extract(
         with torch.no_grad():
             source, source_keys, source_values = backbone.run_layer(index, source, source_angles)
         cos, sin = (t[:, None] for t in carry_angles)
-        mixed = attend(
+        # Recomputed in the backward pass: its m * m weights would be the only thing kept there
+        # that grows faster than the document.
+        flow = partial(checkpoint, attend, use_reentrant=False) if carry.requires_grad else attend
+        mixed = flow(
             rotate(queries, cos, sin),
             rotate(keys, cos, sin),
             values,
