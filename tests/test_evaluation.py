@@ -1,5 +1,7 @@
 """Evaluation: official scores on fixed strings; conditions that differ as they should."""
 
+from dataclasses import replace
+
 import pytest
 
 from c2kv.engine import Engine
@@ -69,6 +71,17 @@ def test_conditions_differ_as_they_should(engine):
     assert "kl" not in summary["recompute"]
     assert 0 < summary["reuse"]["kl"] < summary["noctx"]["kl"]
     assert summary["reuse"]["top1"] > summary["noctx"]["top1"]
+
+
+@pytest.mark.embedded
+def test_records_that_bring_their_own_distractors_keep_them(engine):
+    passages = tuple(r.documents[0] for r in RECORDS[:3])
+    records = [replace(RECORDS[0], documents=passages, supporting=(1,)), *RECORDS[3:]]
+    cases = make_cases(engine, records, limit=4, documents=2)
+    (case,) = [c for c in cases if c.id == "Aldwick"]
+    named = {d.name for d in case.documents}
+    assert len(named) == 2 and "Brone" in named and named < {"Aldwick", "Brone", "Carrow"}
+    assert not {d.name for d in case.wrong} & {"Aldwick", "Brone", "Carrow"}
 
 
 @pytest.mark.embedded

@@ -72,7 +72,7 @@ def _others(
 ) -> list[Passage]:
     """`count` passages of other groups, none of them taken, none twice."""
     found: list[Passage] = []
-    for _ in range(50 * count):
+    for _ in range(50 * count + 1):
         if len(found) == count:
             return found
         other, passage = rng.choice(passages)
