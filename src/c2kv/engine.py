@@ -84,11 +84,14 @@ class Engine:
     def library(self) -> SegmentLibrary:
         """The compressed segments. Raises MissingExtractorError without an extractor."""
         if self._library is None:
-            raise MissingExtractorError(
-                f"no extractor is given for '{self.backbone.name}'; pass one (--extractor), or ask "
-                "for a fresh one (--untrained), whose compressed answers mean nothing"
-            )
+            raise self._no_extractor()
         return self._library
+
+    def _no_extractor(self) -> MissingExtractorError:
+        return MissingExtractorError(
+            f"no extractor is given for '{self.backbone.name}'; pass one (--extractor), or ask "
+            "for a fresh one (--untrained), whose compressed answers mean nothing"
+        )
 
     @property
     def untrained(self) -> bool:
@@ -188,7 +191,7 @@ class Engine:
     def prefill(self, documents: Sequence[Document], method: str = "c2kv") -> Prefilled:
         """The composition of these documents, in this order, by this method."""
         if method == "c2kv" and self._library is None:
-            _ = self.library  # says what to do
+            raise self._no_extractor()
         if method not in self._methods:
             known = ", ".join(self._methods)
             raise ConfigError(f"method '{method}' is unknown; use one of {known}")

