@@ -148,7 +148,6 @@ def test_other_failures_are_one_line_errors(run, folder, options, tmp_path, llam
     store = options[1:]
     for arguments, says in (
         (["ask", *options, "-q", "Why?", long], "has 8192"),
-        (["ask", *store, "-q", "Why?", folder], "--untrained"),
         (["ask", *store, "-x", tmp_path / "other", "-q", "Why?", folder], "was made for 'llama'"),
         (["ask", *store, "-x", tmp_path / "none", "-q", "Why?", folder], "neither a folder nor"),
         (["ask", *options, "-q", " ", folder], "question is empty"),
@@ -160,9 +159,8 @@ def test_other_failures_are_one_line_errors(run, folder, options, tmp_path, llam
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--ratio", "8", "-x", "somewhere"], "--extractor"),
+        (["--untrained", "-x", "somewhere"], "choose one"),
         (["--untrained", "--temperature", "0.5"], "without --sample"),
-        (["--ratio", "8"], "add --untrained"),
         (["--untrained", "--sample", "--top-p", "5"], "top_p 5"),
     ],
 )

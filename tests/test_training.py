@@ -230,6 +230,22 @@ def test_an_interrupted_run_saves_and_resumes(backbone, recipe, monkeypatch):
     assert Trainer(recipe(checkpoint_every=100), backbone, resume=True).step == 3
 
 
+def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, tmp_path):
+    first = Trainer(recipe(ratios=(2, 4)), backbone).train()
+    assert first.config.ratios == (2, 4) and first.config.steps == 6
+    start = str(tmp_path / "run" / "extractor")
+    again = recipe(start=start, output=str(tmp_path / "again"))
+    trainer = Trainer(again, backbone)
+    assert trainer.step == 0 and trainer.extractor.digest == first.digest
+    trainer.train(until=2)
+    resumed = Trainer(again, backbone, resume=True)
+    assert resumed.step == 2
+    config = resumed.train().config
+    assert config.steps == 12 and config.ratios == ()
+    with pytest.raises(ConfigError, match="is plain, the recipe's variant is residual"):
+        Trainer(recipe(start=start, variant="residual", output=str(tmp_path / "x")), backbone)
+
+
 def test_another_recipe_cannot_resume_a_run(backbone, recipe):
     Trainer(recipe(), backbone).train(until=2)
     with pytest.raises(ConfigError, match="made by another recipe"):
@@ -283,8 +299,8 @@ def test_recipes_load_and_settings_win(data, tmp_path):
         "stages: [{steps: 3}, {steps: 4, mix: {sft: 0.5, reconstruct: 0.5}}]\n"
         "learning_rate: 1e-3\ndocuments: [2, 5]\n"
     )
-    recipe = load_recipe(path, ("ratio=8", "ratios=[2, 4]", "clip=2"))
-    assert recipe.steps == 7 and recipe.ratio == 8 and recipe.ratios == (2, 4)
+    recipe = load_recipe(path, ("ratio=8", "ratios=[2, 8]", "clip=2"))
+    assert recipe.steps == 7 and recipe.ratio == 8 and recipe.ratios == (2, 8)
     assert recipe.learning_rate == 1e-3 and recipe.documents == (2, 5) and recipe.clip == 2.0
     assert recipe.data == (DataSource(str(data), weight=2.0),)
 
@@ -302,6 +318,7 @@ def test_recipes_load_and_settings_win(data, tmp_path):
         (("data=[]",), "needs data"),
         (("nonsense",), "not key=value"),
         (("distill=2",), "distill 2"),
+        (("ratios=[2, 8]",), "ratio 4, the default one"),
     ],
 )
 def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):

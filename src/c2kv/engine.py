@@ -12,6 +12,8 @@ from c2kv.composition import check_positions
 from c2kv.decode import Decoded, DecodingOptions, DecodingTimes, decode
 from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
 from c2kv.extractor import Extractor
+from c2kv.extractor.box import box, find
+from c2kv.extractor.config import VARIANTS
 from c2kv.library import Compressed, Retrieval, SegmentLibrary, Uncompressed
 from c2kv.methods.base import Method, Prefilled
 from c2kv.methods.recompute import Recompute, prefill
@@ -89,8 +91,9 @@ class Engine:
 
     def _no_extractor(self) -> MissingExtractorError:
         return MissingExtractorError(
-            f"no extractor is given for '{self.backbone.name}'; pass one (--extractor), or ask "
-            "for a fresh one (--untrained), whose compressed answers mean nothing"
+            f"no extractor is given for '{self.backbone.name}', and none of those in the box is "
+            "for it; pass one (--extractor), or ask for a fresh one (--untrained), whose "
+            "compressed answers mean nothing"
         )
 
     @property
@@ -105,25 +108,25 @@ class Engine:
         extractor: str | Path | None = None,
         *,
         untrained: bool = False,
-        ratio: int = 4,
-        variant: str = "plain",
+        ratio: int | None = None,
+        variant: str | None = None,
         store: str | Path | None = None,
         dtype: str = "auto",
         device: str = "auto",
         system: str = SYSTEM_PROMPTS[0],
         segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
     ) -> Engine:
-        """Load a backbone and an extractor (folder or hub id).
+        """Load a backbone and an extractor: a folder, the name of one in the box, or a hub id;
+        by default, the first in the box that is for this backbone (and `ratio` and `variant`).
 
-        untrained: make a fresh extractor of `ratio` and `variant` instead; its answers from
-        compressed documents mean nothing, and say so. Without either, only methods that need no
-        extractor work. Raises every error of `load_backbone` and `Extractor.from_pretrained`."""
+        ratio: one of those the extractor was trained for. untrained: make a fresh extractor of
+        `ratio` and `variant` (default 4, plain) instead; its answers from compressed documents
+        mean nothing, and say so. Without any, only methods that need no extractor work. Raises
+        every error of `load_backbone` and `Extractor.from_pretrained`."""
+        if untrained and extractor is not None:
+            raise ConfigError("an extractor is given and a fresh one asked for; choose one")
         backbone = load_backbone(model, dtype=dtype, device=device)
-        made: Extractor | None = None
-        if extractor is not None:
-            made = Extractor.from_pretrained(extractor, backbone)
-        elif untrained:
-            made = Extractor.from_backbone(backbone, ratio=ratio, variant=variant)
+        made = _extractor(backbone, extractor, untrained, ratio, variant)
         opened = None if store is None else FolderStore(store)
         return cls(backbone, made, opened, system, segment_tokens)
 
@@ -258,6 +261,34 @@ class Engine:
             batch=batch,
             finish_reason=decoded.finish_reason,
         )
+
+
+def _extractor(
+    backbone: Backbone,
+    source: str | Path | None,
+    untrained: bool,
+    ratio: int | None,
+    variant: str | None,
+) -> Extractor | None:
+    """What `Engine.load` asks for."""
+    if untrained:
+        return Extractor.from_backbone(backbone, ratio or 4, variant or VARIANTS[0])
+    if source is None:
+        source = find(backbone.digest, ratio, variant)
+        if source is None and (ratio or variant):
+            asked = " and ".join(str(v) for v in (ratio and f"ratio {ratio}", variant) if v)
+            raise MissingExtractorError(
+                f"no extractor in the box ({', '.join(box()) or 'it is empty'}) is for "
+                f"'{backbone.name}' and {asked}; pass one (--extractor)"
+            )
+    if source is None:
+        return None
+    made = Extractor.from_pretrained(source, backbone)
+    if variant not in (None, made.config.variant):
+        raise ConfigError(f"extractor '{source}' is {made.config.variant}, not {variant}")
+    if ratio is not None:
+        made.use_ratio(ratio)
+    return made
 
 
 def _pieces_and_labels(

@@ -58,7 +58,7 @@ def run_ask(args: argparse.Namespace) -> int:
         raise ConfigError("--temperature and --top-p have no effect without --sample; add it")
     texts = read_documents(args.documents)
     needs_extractor = args.compare or args.method == "c2kv"
-    engine = load_engine(args, needs_extractor)
+    engine = load_engine(args)
     documents = prepare_documents(engine, texts)
     with extraction_progress(engine) if needs_extractor else nullcontext():
         if args.compare:

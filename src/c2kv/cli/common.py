@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
+from c2kv.errors import DocumentError
 from c2kv.paths import cache_dir
 
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ def add_engine_options(
     parser: argparse.ArgumentParser, documents: str = "text files, folders of them, or - (stdin)"
 ) -> None:
     add_model_options(parser)
-    parser.add_argument("-x", "--extractor", metavar="PATH", help="extractor folder or hub id")
+    parser.add_argument(
+        "-x",
+        "--extractor",
+        help="folder, name in the box (`c2kv info`) or hub id; default: the box's for this model",
+    )
     parser.add_argument(
         "--untrained",
         action="store_true",
@@ -61,9 +65,9 @@ def add_engine_options(
         "-k",
         "--ratio",
         type=whole_number(1, 64),
-        help="source tokens per entry of a fresh extractor, 1 to 64 (default 4)",
+        help="source tokens per entry, 1 to 64, as the extractor was trained for",
     )
-    parser.add_argument("--variant", choices=VARIANTS, help="of a fresh extractor (default plain)")
+    parser.add_argument("--variant", choices=VARIANTS, help="of the extractor")
     add_store_option(parser)
     parser.add_argument(
         "--segment-tokens",
@@ -84,21 +88,8 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_engine(args: argparse.Namespace, needs_extractor: bool = True) -> Engine:
+def load_engine(args: argparse.Namespace) -> Engine:
     """The engine of `add_engine_options`' arguments."""
-    fresh = args.untrained or args.ratio or args.variant
-    if args.extractor and fresh:
-        raise ConfigError(
-            "--untrained, --ratio and --variant make a fresh extractor; leave them out with "
-            "--extractor, which brings its own"
-        )
-    if (args.ratio or args.variant) and not args.untrained:
-        raise ConfigError("--ratio and --variant are of a fresh extractor: add --untrained")
-    if needs_extractor and not args.extractor and not args.untrained:
-        raise MissingExtractorError(
-            f"no extractor is given for '{args.model}'; pass one (--extractor), or ask for a "
-            "fresh one (--untrained), whose compressed answers mean nothing"
-        )
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
@@ -111,8 +102,8 @@ def load_engine(args: argparse.Namespace, needs_extractor: bool = True) -> Engin
         args.model,
         args.extractor,
         untrained=args.untrained,
-        ratio=args.ratio or 4,
-        variant=args.variant or VARIANTS[0],
+        ratio=args.ratio,
+        variant=args.variant,
         store=args.store,
         dtype=args.dtype,
         device=args.device,

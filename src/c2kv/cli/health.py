@@ -59,6 +59,8 @@ def run_doctor(args: argparse.Namespace) -> int:
 def run_info(args: argparse.Namespace) -> int:
     import torch
 
+    from c2kv.extractor.box import NAMES
+
     home = cache_dir()
     files = [f for f in (home / "segments").glob("??/*.safetensors") if f.is_file()]
     models = home / "models"
@@ -67,6 +69,7 @@ def run_info(args: argparse.Namespace) -> int:
         "devices": [f"cpu ({torch.get_num_threads()} threads)"]
         + [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "home": str(home),
+        "extractors": list(NAMES),
         "models": sorted(p.name for p in models.iterdir() if p.is_dir()) if models.is_dir() else [],
         "stored_segments": len(files),
         "stored_bytes": sum(f.stat().st_size for f in files),

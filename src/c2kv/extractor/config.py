@@ -8,17 +8,19 @@ from pathlib import Path
 
 from c2kv.errors import ConfigError
 
+CONFIG_FILE = "extractor.json"
 FORMAT_VERSION = 1
 VARIANTS = ("plain", "residual")
 MAX_RATIO = 64
-_KINDS = {"int": int, "str": str, "bool": bool}
+_KINDS = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": tuple}
 
 
 @dataclass(frozen=True)
 class ExtractorConfig:
     """Written as `extractor.json` beside the weights.
 
-    ratio: source tokens per C2Token, 1 to 64. variant: `plain`, or `residual` (C2KV-Residual,
+    ratio: source tokens per C2Token, 1 to 64. ratios: all it was trained for, where these are
+    several. variant: `plain`, or `residual` (C2KV-Residual,
     which adds the block's mean embedding to the C2Token's). backbone, backbone_digest: what it
     was made for. steps: training steps done; 0 is an untrained extractor. weights_digest: of
     the weights beside it (`Extractor.digest`), checked on loading."""
@@ -35,14 +37,18 @@ class ExtractorConfig:
     qkv_bias: bool
     steps: int = 0
     weights_digest: str = ""
+    ratios: tuple[int, ...] = ()
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        for ratio in (self.ratio, *self.ratios):
+            check_ratio(ratio)
         for f in fields(self):
             value, kind = getattr(self, f.name), _KINDS[str(f.type)]
             if type(value) is not kind or (type(value) is int and value < (f.name != "steps")):
                 raise ConfigError(f"extractor config: {f.name} {value!r} is not a valid {f.type}")
+        if self.ratios and self.ratio not in self.ratios:
+            raise ConfigError(f"extractor config: ratio {self.ratio} is not among {self.ratios}")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
         if self.format_version != FORMAT_VERSION:
@@ -67,6 +73,8 @@ class ExtractorConfig:
         known = {f.name for f in fields(cls)}
         if not isinstance(values, dict):
             raise ConfigError(f"'{path}' is not an extractor config; get the folder again")
+        if isinstance(values.get("ratios"), list):
+            values["ratios"] = tuple(values["ratios"])
         if unknown := set(values) - known:
             raise ConfigError(f"'{path}' is not an extractor config (unknown: {sorted(unknown)})")
         try:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from c2kv.backbone import Backbone
 from c2kv.errors import ConfigError, ExtractorMismatchError, ModelReferenceError
-from c2kv.extractor.config import ExtractorConfig
+from c2kv.extractor.box import box
+from c2kv.extractor.config import CONFIG_FILE, ExtractorConfig
 
-CONFIG_FILE = "extractor.json"
 WEIGHTS_FILE = "extractor.safetensors"
 
 
@@ -86,15 +86,23 @@ class Extractor(nn.Module):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the config's meaning and the weights as bfloat16 (the published precision).
+        """SHA-256 of the variant and the weights as bfloat16 (the published precision).
 
         Recomputed on each read; keep it when the weights do not change."""
-        config = self.config
-        total = hashlib.sha256(f"c2kv-extractor-1;{config.ratio};{config.variant}".encode())
+        total = hashlib.sha256(f"c2kv-extractor-1;{self.config.variant}".encode())
         for name, tensor in sorted(self.state_dict().items()):
             flat = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
             total.update(name.encode() + b"\0" + flat.numpy().tobytes())
         return total.hexdigest()
+
+    def use_ratio(self, ratio: int) -> None:
+        """Compress `ratio` source tokens into one from here on. Raises ConfigError unless it was
+        trained for that."""
+        trained = self.config.ratios or (self.config.ratio,)
+        if ratio not in trained:
+            known = ", ".join(map(str, trained))
+            raise ConfigError(f"this extractor was trained for ratio {known}, not {ratio}")
+        self.config = replace(self.config, ratio=ratio)
 
     def check_backbone(self, backbone: Backbone) -> None:
         """Raises ExtractorMismatchError unless made for exactly these backbone weights."""
@@ -127,13 +135,13 @@ class Extractor(nn.Module):
     def from_pretrained(
         cls, source: str | Path, backbone: Backbone | None = None, revision: str | None = None
     ) -> Extractor:
-        """Load from a folder or a hub id; with `backbone`, checked against its weights and moved
-        to its device and dtype.
+        """Load from a folder, the name of one in the box (`c2kv.extractor.box`) or a hub id; with
+        `backbone`, checked against its weights and moved to its device and dtype.
 
         Raises ModelReferenceError, ConfigError or ExtractorMismatchError."""
         folder = Path(source).expanduser()
         if not folder.is_dir():
-            folder = _download(str(source), revision)
+            folder = box().get(str(source)) or _download(str(source), revision)
         config = ExtractorConfig.load(folder / CONFIG_FILE)
         extractor = cls(config)
         try:

@@ -50,7 +50,8 @@ class Stage:
 class Recipe:
     """The paper's settings are the defaults; see `recipes/` for whole runs.
 
-    ratios: drawn per sample when given (one extractor for several ratios); groups: groups of
+    start: an extractor (folder or hub id) to go on from, of the same variant, instead of a fresh
+    one; ratios: drawn per sample when given (one extractor for several ratios); groups: groups of
     questions in a step, over all processes; documents: fewest and most in a sample; exclude:
     evaluation data, whose passages and questions are dropped from the training data; distill:
     share of the loss that follows full recompute's distribution instead of the answer;
@@ -65,6 +66,7 @@ class Recipe:
     ratio: int = 4
     ratios: tuple[int, ...] = ()
     variant: str = "plain"
+    start: str | None = None
     dtype: str = "auto"
     seed: int = 0
     groups: int = 32
@@ -89,6 +91,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for ratio in (self.ratio, *self.ratios):
             check_ratio(ratio)
+        if self.ratios and self.ratio not in self.ratios:
+            raise ConfigError(f"ratio {self.ratio}, the default one, is not among {self.ratios}")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
         for name in ("groups", "questions", "checkpoint_every", "evaluate_every"):

@@ -68,6 +68,21 @@ class HeldOut:
         )
 
 
+def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
+    """What a run's first step starts from."""
+    if recipe.start is None:
+        extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
+    else:
+        extractor = Extractor.from_pretrained(recipe.start, backbone)
+        if extractor.config.variant != recipe.variant:
+            raise ConfigError(
+                f"start '{recipe.start}' is {extractor.config.variant}, the recipe's variant is "
+                f"{recipe.variant}; they must be the same"
+            )
+    extractor.config = replace(extractor.config, ratio=recipe.ratio, ratios=recipe.ratios)
+    return extractor
+
+
 class Trainer:
     """One run of a recipe. Everything it writes is under `recipe.output`: `checkpoints/`,
     `metrics.jsonl`, and the finished extractor in `extractor/`."""
@@ -114,7 +129,7 @@ class Trainer:
         if checkpoints:
             extractor = Extractor.from_pretrained(checkpoints[-1], backbone)
         else:
-            extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
+            extractor = _fresh(recipe, backbone)
         self.extractor = extractor.float()
         trained = [p for p in self.extractor.parameters() if p.requires_grad]
         decay = {
@@ -125,6 +140,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW([decay, plain], recipe.learning_rate, recipe.betas)
         if checkpoints:
             self._load(checkpoints[-1])
+        self._earlier = extractor.config.steps - self.step  # steps of the runs before this one
         self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor, recipe.distill))
 
     def train(self, until: int | None = None) -> Extractor:
@@ -165,7 +181,8 @@ class Trainer:
         if weights_digest(self.backbone.model) != before:
             raise TrainingError("the backbone changed while training; the result is not valid")
         if self.accelerator.is_main_process:
-            self.extractor.save_pretrained(self.output / "extractor", steps=self.step)
+            steps = self._earlier + self.step
+            self.extractor.save_pretrained(self.output / "extractor", steps=steps)
         return self.extractor
 
     def probe(self) -> float:
@@ -285,7 +302,8 @@ class Trainer:
             return
         partial = folder.with_name(f".{folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
-        self.extractor.save_pretrained(partial, dtype=torch.float32, steps=self.step)
+        steps = self._earlier + self.step
+        self.extractor.save_pretrained(partial, dtype=torch.float32, steps=steps)
         torch.save(self.optimizer.state_dict(), partial / "optimizer.pt")
         state = {"step": self.step, "recipe": self.recipe.digest, "settings": asdict(self.recipe)}
         (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
