@@ -1,4 +1,4 @@
-"""Training samples: records become groups of token ids, in the prompts inference uses.
+"""Training samples: a corpus' records become groups of token ids, in the prompts inference uses.
 
 A sample depends on (seed, index) alone, so any run can be resumed, or split over processes,
 without replaying what came before.
@@ -7,7 +7,6 @@ without replaying what came before.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,11 +16,10 @@ from c2kv.prompt import (
     QA_INSTRUCTIONS,
     SYSTEM_PROMPTS,
     PromptTemplate,
-    render_document,
     render_question,
 )
+from c2kv.training.corpus import Corpus, Family, Passage
 from c2kv.training.loss import Group, Question
-from c2kv.training.records import Passage, Record
 
 REPEAT_INSTRUCTIONS = (
     "Repeat the document above word for word.",
@@ -57,91 +55,81 @@ class SampleOptions:
 
 
 class Sampler:
-    """Draws groups from sources of records. Records of a source whose documents are the same
-    form a family, and share their questions."""
+    """Draws groups from corpora. A family's questions share an extraction."""
 
     def __init__(
         self,
-        sources: Sequence[tuple[Sequence[Record], float | None]],
+        sources: Sequence[tuple[Corpus, float | None]],
         template: PromptTemplate,
         options: SampleOptions,
         seed: int = 0,
     ):
-        """sources: records, and how often they are drawn (None: by their number)."""
+        """sources: corpora, and how often they are drawn (None: by their number of questions)."""
         self.template = template
         self.options = options
         self._seed = seed
         self._systems = [PromptTemplate.of(template.tokenizer, s) for s in SYSTEM_PROMPTS]
-        self._sources: list[tuple[list[list[Record]], list[int]]] = []
-        for records, _ in sources:
-            families: dict[tuple[Passage, ...], list[Record]] = defaultdict(list)
-            for record in records:
-                families[record.documents].append(record)
-            found = list(families.values())
-            self._sources.append((found, list(accumulate(map(len, found)))))
-        weights = [float(len(r)) if w is None else w * bool(r) for r, w in sources]
+        self._corpora = [corpus for corpus, _ in sources]
+        weights = [
+            float(c.questions) if weight is None else weight * bool(c.questions)
+            for c, weight in sources
+        ]
         self._weights = list(accumulate(weights))
         if not self._weights or not self._weights[-1]:
             raise ConfigError("there are no training records; check the data files and weights")
 
-    def _draw(self, rng: random.Random) -> tuple[list[list[Record]], list[Record]]:
-        """A source's families, and one of them."""
-        families, sizes = rng.choices(self._sources, cum_weights=self._weights)[0]
-        return families, rng.choices(families, cum_weights=sizes)[0]
+    def _draw(self, rng: random.Random) -> tuple[Corpus, Family]:
+        """A corpus, and one of its families, as often as it has questions."""
+        (corpus,) = rng.choices(self._corpora, cum_weights=self._weights)
+        return corpus, corpus.at(int(rng.random() * corpus.questions))
 
     def qa(self, index: int) -> Group:
         """Multi-document question answering: the paper's samples."""
         rng = random.Random(f"{self._seed}/qa/{index}")
-        families, family = self._draw(rng)
-        asked = rng.sample(family, min(len(family), self.options.questions))
-        first = asked[0]
-        needed = sorted({i for r in asked for i in (r.supporting or range(len(r.documents)))})
+        corpus, family = self._draw(rng)
+        asked = rng.sample(family.questions, min(len(family.questions), self.options.questions))
+        every = range(len(family.passages))
+        needed = sorted({i for a in asked for i in (a.supporting or every)})
         gold = needed[: self.options.documents[1]]
-        texts = [render_document(p.text, p.title) for p in (first.documents[i] for i in gold)]
-        hints = [a for r in asked for a in r.answers]
-        pieces = [self._piece(text, rng, hints) for text in texts]
+        hints = [answer for a in asked for answer in a.answers]
+        pieces = [self._piece(corpus.passage(family.passages[i]), rng, hints) for i in gold]
         count = rng.randint(*self.options.documents)
-        for text in self._distractors(rng, families, first, gold, count - len(pieces)):
-            pieces.append(self._piece(text, rng, []))
+        for passage in self._distractors(rng, corpus, family, gold, count - len(pieces)):
+            pieces.append(self._piece(passage, rng, []))
         questions = []
-        for record in asked:
+        for one in asked:
             order = list(range(len(pieces)))
             rng.shuffle(order)
-            content = render_question(record.question, rng.choice(QA_INSTRUCTIONS))
+            content = render_question(one.question, rng.choice(QA_INSTRUCTIONS))
             ids = self.template.question_ids(content)
-            answer = self._answer(record.answers[0])
+            answer = self._answer(one.answers[0])
             prefix = tuple(rng.choice(self._systems).prefix_ids())
             questions.append(Question(prefix, tuple(order), tuple(ids), answer))
         return Group(tuple(pieces), tuple(questions))
 
     def _distractors(
-        self,
-        rng: random.Random,
-        families: list[list[Record]],
-        record: Record,
-        gold: list[int],
-        count: int,
-    ) -> list[str]:
-        """Up to `count` texts: the record's own other documents, then ones of other groups of
-        its source (of any source, where it has no others); none twice."""
-        taken = {record.documents[i] for i in gold}
-        own = [p for i, p in enumerate(record.documents) if i not in gold]
+        self, rng: random.Random, corpus: Corpus, family: Family, gold: list[int], count: int
+    ) -> list[Passage]:
+        """Up to `count` passages: the family's own other ones, then ones of other origins in its
+        corpus (in any corpus, where it has no others); none twice."""
+        taken = {corpus.passage(family.passages[i]) for i in gold}
+        own = [p for i, p in enumerate(family.passages) if i not in gold]
         rng.shuffle(own)
         found: list[Passage] = []
         for _ in range(20 * max(0, count)):  # small data may hold too few
             if len(found) == count:
                 break
             if own:
-                passage = own.pop()
+                passage = corpus.passage(own.pop())
             else:
-                other = rng.choice(families)[0]
-                if other.group == record.group:
-                    _, (other, *_) = self._draw(rng)
-                passage = rng.choice(other.documents)
+                source, other = corpus, corpus.family(1 + rng.randrange(corpus.families))
+                if other.origin == family.origin:
+                    source, other = self._draw(rng)
+                passage = source.passage(rng.choice(other.passages))
             if passage not in taken:
                 taken.add(passage)
                 found.append(passage)
-        return [render_document(p.text, p.title) for p in found]
+        return found
 
     def passages(self, index: int, repeat: bool) -> Group:
         """Warm-ups, from short passages and their entries alone: repeat each word for word, or
@@ -164,8 +152,8 @@ class Sampler:
         """A stretch of at most `tokens` tokens of some document, and what follows its first
         `cut` of them (or its first half, if it is shorter)."""
         while True:
-            _, (record, *_) = self._draw(rng)
-            ids = self._tokens(rng.choice(record.documents).text)
+            corpus, family = self._draw(rng)
+            ids = self._tokens(corpus.passage(rng.choice(family.passages)).text)
             start = rng.randrange(max(1, len(ids) - tokens))
             ids = ids[start : start + tokens]
             at = min(cut, len(ids) // 2) if tokens > cut else len(ids)
@@ -182,10 +170,12 @@ class Sampler:
         ids = self._tokens(text.strip())[: self.options.answer_tokens]
         return (*ids, self.template.tokenizer.eos_token_id)
 
-    def _piece(self, text: str, rng: random.Random, hints: Sequence[str]) -> tuple[int, ...]:
-        pieces = self.template.document_pieces(text, self.options.document_tokens)
-        if len(pieces) == 1:
-            return tuple(pieces[0])
-        decoded = [self.template.tokenizer.decode(piece) for piece in pieces]
-        holding = [p for p, t in zip(pieces, decoded, strict=True) if any(h in t for h in hints)]
-        return tuple(rng.choice(holding or pieces))
+    def _piece(
+        self, passage: Passage, rng: random.Random, hints: Sequence[str]
+    ) -> tuple[int, ...]:
+        """One of the passage's pieces, one that holds an answer if any does."""
+        if len(passage.pieces) == 1:
+            return passage.pieces[0]
+        decode = self.template.tokenizer.decode
+        holding = [p for p in passage.pieces if any(hint in decode(p) for hint in hints)]
+        return rng.choice(holding or passage.pieces)

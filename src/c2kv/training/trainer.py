@@ -24,9 +24,9 @@ from c2kv.errors import ConfigError, DataError, TrainingError
 from c2kv.extractor import Extractor
 from c2kv.models import weights_digest
 from c2kv.prompt import PromptTemplate
+from c2kv.training.corpus import Corpus, HeldOut
 from c2kv.training.loss import Group, group_loss
 from c2kv.training.recipe import DataSource, Recipe, Stage
-from c2kv.training.records import BadRecord, Record, read_records
 from c2kv.training.samples import SampleOptions, Sampler
 
 _KEPT_CHECKPOINTS = 2
@@ -45,27 +45,6 @@ class _MeanLoss(nn.Module):
         backbone = self._backbone[0]
         loss, tokens = group_loss(backbone, self.extractor, group, ratio, self._distill)
         return loss / tokens
-
-
-def read_source(source: DataSource) -> tuple[list[Record], int]:
-    """A source's records, and how many bad ones it held (unanswerable ones included)."""
-    bad: list[BadRecord] = []
-    records = list(read_records(source.source, source.format, source.split, bad.append))
-    return records, len(bad)
-
-
-class HeldOut:
-    """Passages and questions that training data must not hold."""
-
-    def __init__(self, sources: Sequence[DataSource]):
-        held = [record for source in sources for record in read_source(source)[0]]
-        self._passages = {p.text.strip() for record in held for p in record.documents}
-        self._questions = {record.question.strip() for record in held}
-
-    def allows(self, record: Record) -> bool:
-        return record.question.strip() not in self._questions and not any(
-            p.text.strip() in self._passages for p in record.documents
-        )
 
 
 def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
@@ -101,24 +80,20 @@ class Trainer:
         world = self.accelerator.num_processes
         if recipe.groups % world:
             raise ConfigError(f"{recipe.groups} groups a step do not divide over {world} processes")
-        template = PromptTemplate.of(backbone.tokenizer)
+        self.template = PromptTemplate.of(backbone.tokenizer)
         names = [f.name for f in fields(SampleOptions)]
         options = SampleOptions(**{name: getattr(recipe, name) for name in names})
-        held_out = HeldOut(recipe.exclude)
-        sources = []
-        self.sources: list[dict[str, Any]] = []
-        for source in recipe.data:
-            records, bad = read_source(source)
-            allowed = [record for record in records if held_out.allows(record)]
-            sources.append((allowed, source.weight))
-            dropped = len(records) - len(allowed)
-            counts = {"records": len(allowed), "bad": bad, "excluded": dropped}
-            self.sources.append({"source": source.source, **counts})
-        self.sampler = Sampler(sources, template, options, recipe.seed)
+        with self.accelerator.main_process_first():  # the others find the corpora made
+            corpora = self._corpora(recipe.data, HeldOut(recipe.exclude))
+            dev = self._corpora(recipe.dev, HeldOut())
+        self.sources = [
+            {"source": s.source, "records": c.questions, "bad": c.bad, "excluded": c.excluded}
+            for s, (c, _) in zip(recipe.data, corpora, strict=True)
+        ]
+        self.sampler = Sampler(corpora, self.template, options, recipe.seed)
         self.dev: Sampler | None = None
         if recipe.dev:
-            dev = [(read_source(source)[0], source.weight) for source in recipe.dev]
-            self.dev = Sampler(dev, template, replace(options, questions=1), seed=1)
+            self.dev = Sampler(dev, self.template, replace(options, questions=1), seed=1)
         checkpoints = sorted((self.output / "checkpoints").glob("step-*"))
         if checkpoints and not resume:
             raise TrainingError(
@@ -142,6 +117,12 @@ class Trainer:
             self._load(checkpoints[-1])
         self._earlier = extractor.config.steps - self.step  # steps of the runs before this one
         self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor, recipe.distill))
+
+    def _corpora(
+        self, sources: Sequence[DataSource], held_out: HeldOut
+    ) -> list[tuple[Corpus, float | None]]:
+        tokens = self.recipe.document_tokens
+        return [(Corpus.of(s, self.template, tokens, held_out), s.weight) for s in sources]
 
     def train(self, until: int | None = None) -> Extractor:
         """Run to the end (or to step `until`), saving on the way. Raises TrainingError when the
