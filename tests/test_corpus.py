@@ -84,9 +84,7 @@ def test_records_come_back_as_they_were(file, template):
     assert len(corpus.passage(second.passages[0]).pieces) > 2
 
 
-def test_a_corpus_is_made_once_and_again_when_what_it_rests_on_changes(
-    file, template, monkeypatch
-):
+def test_a_corpus_is_made_once_and_again_when_what_it_rests_on_changes(file, template, monkeypatch):
     path = of(file, template).path
     with monkeypatch.context() as patch:
         patch.setattr(module, "build", lambda *_: pytest.fail("made again"))

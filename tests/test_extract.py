@@ -129,3 +129,28 @@ def test_ratios_out_of_range_are_refused(llama, ratio):
         Extractor.from_backbone(llama, ratio=ratio)
     with pytest.raises(ConfigError, match=f"ratio {ratio}"):
         extract(llama, noisy_extractor(llama), [[1]], ratio=ratio)
+
+
+@pytest.mark.parametrize("variant", ["plain", "residual"])
+def test_gradient_checkpointing_changes_memory_alone(variant):
+    backbone = backbone_of("qwen3")
+    found = []
+    for gradient_checkpointing in (False, True):
+        extractor = noisy_extractor(backbone, 4, variant)
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, kept=kept: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
+        ):
+            kvs = extract(
+                backbone,
+                extractor,
+                [random_ids(37), random_ids(12)],
+                gradient_checkpointing=gradient_checkpointing,
+            )
+        sum(kv.square().sum() for kv in kvs).backward()
+        gradients = [p.grad for p in extractor.parameters() if p.grad is not None]
+        found.append((sum(kept), kvs, gradients))
+    (more, kvs, gradients), (less, same_kvs, same_gradients) = found
+    assert less < more / 3
+    for one, other in zip([*kvs, *gradients], [*same_kvs, *same_gradients], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from c2kv.extractor import extract
 from c2kv.training import loss as loss_module
 from c2kv.training.loss import Group, Question, group_loss, recomputed_logits
 from conftest import noisy_extractor, random_ids
@@ -83,7 +84,7 @@ def test_distillation_moves_the_loss_from_the_answer_to_full_recompute(llama):
 def test_distilling_from_an_exact_copy_costs_nothing(llama, monkeypatch):
     extractor = noisy_extractor(llama, 4)
     with torch.no_grad():
-        kvs = loss_module._extract(llama, extractor, DOCUMENTS, 4)
+        kvs = dict(enumerate(extract(llama, extractor, DOCUMENTS, 4)))
         rows = [loss_module._compose(llama, kvs, GROUP, q, 4) for q in QUESTIONS]
         own = loss_module.answer_logits(llama, rows, QUESTIONS)[0]
         monkeypatch.setattr(loss_module, "recomputed_logits", lambda *_: own)
@@ -95,3 +96,19 @@ def test_another_ratio_than_the_extractors_own(llama):
     at_eight, _ = group_loss(llama, extractor, GROUP, ratio=8)
     at_four, _ = group_loss(llama, extractor, GROUP)
     assert not torch.isclose(at_eight, at_four)
+
+
+@pytest.mark.parametrize(("padding", "batches"), [(1.0, 4), (1.25, 2), (float("inf"), 1)])
+def test_documents_are_batched_by_like_lengths(llama, monkeypatch, padding, batches):
+    documents = [random_ids(n, seed=n) for n in (30, 9, 28, 8)]
+    group = Group(tuple(map(tuple, documents)), QUESTIONS[:1])
+    extractor = noisy_extractor(llama, 4)
+    passes = []
+    monkeypatch.setattr(
+        loss_module, "extract", lambda *given: passes.append(given[2]) or extract(*given)
+    )
+    with torch.no_grad():
+        got, _ = group_loss(llama, extractor, group, padding=padding)
+        alone = group_loss(llama, extractor, group, padding=1.0)[0]
+    assert len(passes) == batches + 4
+    torch.testing.assert_close(got, alone, atol=1e-4, rtol=1e-4)

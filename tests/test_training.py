@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from c2kv.backbone import Backbone
+from c2kv.decode import Decoded
 from c2kv.errors import ConfigError, TrainingError
 from c2kv.extractor import Extractor
 from c2kv.models import weights_digest
 from c2kv.prompt import QA_INSTRUCTIONS, SYSTEM_PROMPTS, PromptTemplate, render_question
 from c2kv.training.corpus import Corpus, HeldOut
+from c2kv.training.dev import dev_scores
 from c2kv.training.recipe import DataSource, Recipe, Stage, load_recipe
 from c2kv.training.records import read_records
 from c2kv.training.samples import SampleOptions, Sampler
@@ -99,9 +101,13 @@ def sampler_of(backbone, data, **options):
     return Sampler([(corpus, None)], template, SampleOptions(**options), seed=3)
 
 
-def losses(run):
+def logged(run, name):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line[name] for line in lines if name in line]
+
+
+def losses(run):
+    return logged(run, "loss")
 
 
 def test_samples_are_inferences_prompts_token_for_token(backbone, data):
@@ -193,9 +199,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(backbone, recipe, tmp_path, v
     assert kept == ["step-0000004", "step-0000006"]
 
 
-def test_two_processes_equal_one_with_twice_the_accumulation(backbone, recipe, tmp_path):
-    settings = recipe(output=str(tmp_path / "one"), stages=(Stage(3),), dev=())
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_equal_one_with_twice_the_accumulation(backbone, recipe, tmp_path, sharded):
+    settings = recipe(output=str(tmp_path / "one"), stages=(Stage(3),))
     Trainer(settings, backbone).train()
+    settings = replace(settings, shard=sharded, gradient_checkpointing=sharded)
     script = tmp_path / "run.py"
     script.write_text(
         "import sys\n"
@@ -217,13 +225,20 @@ def test_two_processes_equal_one_with_twice_the_accumulation(backbone, recipe, t
     command += ["--nproc_per_node", "2", str(script)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+    assert done.returncode == 0, done.stderr
+    for name in ("loss", "dev_nll_right"):
+        scores = [logged(tmp_path / run, name) for run in ("one", "two")]
+        assert len(scores[0]) >= 2 and scores[1] == pytest.approx(scores[0], abs=1e-4)
     one, two = (
         Extractor.from_pretrained(tmp_path / run / "extractor", backbone) for run in ("one", "two")
     )
     for name, value in one.state_dict().items():
         torch.testing.assert_close(value, two.state_dict()[name], atol=2e-3, rtol=2e-2, msg=name)
+
+
+def test_one_process_cannot_shard(backbone, recipe):
+    with pytest.raises(ConfigError, match="accelerate launch"):
+        Trainer(recipe(shard=True), backbone)
 
 
 def test_an_interrupted_run_saves_and_resumes(backbone, recipe, monkeypatch):
@@ -285,7 +300,7 @@ def test_dev_scores_are_logged_with_the_right_and_the_wrong_documents(backbone, 
     assert [line["step"] for line in scored] == [0, 3, 6]
     for line in scored:
         assert line["dev_gap"] == pytest.approx(line["dev_nll_wrong"] - line["dev_nll_right"])
-        assert line["dev_gap"] != 0
+        assert line["dev_gap"] != 0 and 0 <= line["dev_f1"] <= 100
 
 
 def test_trackers_of_accelerate_see_every_step(backbone, recipe, tmp_path):
@@ -339,3 +354,27 @@ def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):
 def test_the_recipes_in_the_box_are_valid():
     paths = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
     assert paths and all(load_recipe(path).steps > 0 for path in paths)
+
+
+def test_dev_answers_are_read_from_their_documents_in_order(backbone, data, monkeypatch):
+    sampler = sampler_of(backbone, data, documents=(2, 3), questions=1)
+    groups = [sampler.qa(index) for index in range(10)]
+    extractor = Extractor.from_backbone(backbone)
+    asked = []
+
+    def answers(compositions, questions, options):
+        """The expected answers, but for the first of each batch."""
+        some = groups[len(asked) : len(asked) + len(questions)]
+        asked.extend(questions)
+        for group, composition in zip(some, compositions, strict=True):
+            (q,) = group.questions
+            joined = [*q.prefix, *(t for i in q.documents for t in group.documents[i])]
+            assert composition.token_ids == joined
+        found = [Decoded(list(g.questions[0].answer[:-1])) for g in some]
+        found[0] = Decoded(backbone.tokenizer("no such thing").input_ids)
+        return found, None
+
+    monkeypatch.setattr("c2kv.training.dev.decode", answers)
+    scores = dev_scores(backbone, extractor, sampler.template, groups)
+    assert asked == [group.questions[0].question for group in groups]
+    assert scores["dev_f1"] == pytest.approx(80)  # two batches, one miss each

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from c2kv.backbone import Backbone, check_config
 from c2kv.errors import ModelReferenceError
@@ -140,7 +141,8 @@ def weights_digest(model: nn.Module) -> str:
     frequencies. The same checkpoint gives the same digest in float32 and bfloat16, not in
     float16, which rounds otherwise.
 
-    Tied weights count once. Values that differ by less than bfloat16 resolves count as equal."""
+    Tied weights count once, of a sharded model what this process holds. Values that differ by
+    less than bfloat16 resolves count as equal."""
     named = sorted(model.named_parameters())
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         leaves = pool.map(_tensor_digest, (p for _, p in named))
@@ -155,6 +157,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def _tensor_digest(tensor: torch.Tensor) -> bytes:
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     flat = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).digest()
 

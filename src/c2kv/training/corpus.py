@@ -138,7 +138,9 @@ class Corpus:
     def family(self, number: int) -> Family:
         query = "SELECT passages, origin FROM families WHERE id = ?"
         ((passages, origin),) = self._db.execute(query, (number,))
-        query = "SELECT question, answers, supporting FROM questions WHERE family = ? ORDER BY rowid"
+        query = (
+            "SELECT question, answers, supporting FROM questions WHERE family = ? ORDER BY rowid"
+        )
         asked = []
         for question, answers, supporting in self._db.execute(query, (number,)):
             where = json.loads(supporting)

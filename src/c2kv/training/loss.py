@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,8 +17,7 @@ from c2kv.extractor import Extractor, extract
 from c2kv.methods.recompute import prefill
 from c2kv.rotary import rotate
 
-# Padded tokens of an extraction batch per real one, at most.
-_PADDED = 1.25
+PADDING = 1.25
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,22 @@ def group_loss(
     group: Group,
     ratio: int | None = None,
     distill: float = 0.0,
+    gradient_checkpointing: bool = False,
+    padding: float = PADDING,
 ) -> tuple[Tensor, int]:
     """Sum over answer tokens of next-token cross-entropy (scalar), and their number.
 
     Documents are extracted alone and concatenated behind each question's prefix; gradients reach
     the extractor only. The same as the questions one at a time. `distill` (0 to 1) is the share
-    of the loss that is KL(full recompute || C2KV) on the same tokens instead."""
+    of the loss that is KL(full recompute || C2KV) on the same tokens instead.
+    `gradient_checkpointing` is that of `extract`; its batches hold at most `padding` padded
+    tokens per real one."""
     ratio = extractor.config.ratio if ratio is None else ratio
-    kvs = _extract(backbone, extractor, group.documents, ratio)
+    kvs: dict[int, Tensor] = {}
+    for batch in _batches(group.documents, padding):
+        some = [group.documents[i] for i in batch]
+        got = extract(backbone, extractor, some, ratio, gradient_checkpointing)
+        kvs.update(zip(batch, got, strict=True))
     rows = [_compose(backbone, kvs, group, q, ratio) for q in group.questions]
     logits, targets = answer_logits(backbone, rows, group.questions)
     loss = F.cross_entropy(logits.float(), targets, reduction="sum")
@@ -83,37 +90,30 @@ def recomputed_logits(backbone: Backbone, group: Group) -> Tensor:
     return answer_logits(backbone, [(empty, 0)] * len(whole), whole)[0]
 
 
-def _extract(
-    backbone: Backbone, extractor: Extractor, documents: Sequence[Sequence[int]], ratio: int
-) -> list[Tensor]:
-    """`extract`, in batches of like lengths, so that little is padded."""
-    kvs: dict[int, Tensor] = {}
-    batch: list[int] = []
-
-    def flush() -> None:
-        got = extract(backbone, extractor, [documents[i] for i in batch], ratio)
-        kvs.update(zip(batch, got, strict=True))
-        batch.clear()
-
+def _batches(documents: Sequence[Sequence[int]], padding: float) -> list[list[int]]:
+    """Indices of documents of like lengths, so that little is padded."""
+    batches: list[list[int]] = [[]]
     for index in sorted(range(len(documents)), key=lambda i: len(documents[i])):
-        real = sum(len(documents[i]) for i in batch) + len(documents[index])
-        if batch and len(documents[index]) * (len(batch) + 1) > _PADDED * real:
-            flush()
-        batch.append(index)
-    flush()
-    return [kvs[i] for i in range(len(documents))]
+        batch, longest = batches[-1], len(documents[index])
+        real = sum(len(documents[i]) for i in batch) + longest
+        if batch and longest * (len(batch) + 1) > padding * real:
+            batches.append([index])
+        else:
+            batch.append(index)
+    return batches
 
 
 @lru_cache(maxsize=16)  # the prefixes are a small pool
-def _prefix_kv(backbone: Backbone, ids: tuple[int, ...]) -> Tensor:
+def prefix_kv(backbone: Backbone, ids: tuple[int, ...]) -> Tensor:
+    """KV of a prompt's prefix [layers, 2, kv_heads, n, head_dim], kept for the next question."""
     return prefill(backbone, ids).prefix.clone()  # out of inference mode
 
 
 def _compose(
-    backbone: Backbone, kvs: Sequence[Tensor], group: Group, question: Question, ratio: int
+    backbone: Backbone, kvs: Mapping[int, Tensor], group: Group, question: Question, ratio: int
 ) -> tuple[Tensor, int]:
     """Rotated KV [layers, 2, kv_heads, entries, head_dim] and the question's position."""
-    parts, offset = [_prefix_kv(backbone, question.prefix)], len(question.prefix)
+    parts, offset = [prefix_kv(backbone, question.prefix)], len(question.prefix)
     for index in question.documents:
         kv, span = kvs[index], len(group.documents[index])
         at = Placement(offset, span, ratio, 0, kv.shape[3])

@@ -13,6 +13,11 @@ from typing import Any
 from c2kv.errors import ConfigError
 from c2kv.extractor.config import VARIANTS, check_ratio
 
+# How a run is computed, watched and kept; resuming may change these.
+_DECIDE_NOTHING = (
+    *("output", "checkpoint_every", "evaluate_every", "dev_samples", "dev", "trackers"),
+    *("gradient_checkpointing", "shard"),
+)
 OBJECTIVES = ("sft", "reconstruct", "continue")
 
 
@@ -55,7 +60,9 @@ class Recipe:
     questions in a step, over all processes; documents: fewest and most in a sample; exclude:
     evaluation data, whose passages and questions are dropped from the training data; distill:
     share of the loss that follows full recompute's distribution instead of the answer;
-    trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
+    gradient_checkpointing: less memory for about a third more computation; shard: spread the
+    frozen backbone over the processes (FSDP) instead of holding all of it in each; trackers: of
+    Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
 
     model: str
     data: tuple[DataSource, ...]
@@ -77,6 +84,8 @@ class Recipe:
     passages: int = 8
     passage_tokens: int = 96
     distill: float = 0.0
+    gradient_checkpointing: bool = False
+    shard: bool = False
     learning_rate: float = 5e-5
     final_learning_rate: float = 0.0
     warmup_steps: int = 500
@@ -109,10 +118,9 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides the run (not of where it is written, or how often)."""
+        """SHA-256 of all that decides the run (not of how it is computed, watched or kept)."""
         values = dataclasses.asdict(self)
-        reports = ("output", "checkpoint_every", "evaluate_every", "dev_samples", "dev", "trackers")
-        for name in reports:
+        for name in _DECIDE_NOTHING:
             del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -171,7 +179,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     elif type(None) in inner:
         return None if value is None else _convert(inner[0], value, where)
-    elif hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
+    elif hint in (bool, int, str) and type(value) is hint:
         return value
     elif hint is float and isinstance(value, str):  # YAML reads 1e-3 as text
         try:

@@ -68,7 +68,8 @@ class Sampler:
         self.template = template
         self.options = options
         self._seed = seed
-        self._systems = [PromptTemplate.of(template.tokenizer, s) for s in SYSTEM_PROMPTS]
+        systems = [PromptTemplate.of(template.tokenizer, s) for s in SYSTEM_PROMPTS]
+        self.prefixes = [tuple(system.prefix_ids()) for system in systems]
         self._corpora = [corpus for corpus, _ in sources]
         weights = [
             float(c.questions) if weight is None else weight * bool(c.questions)
@@ -103,7 +104,7 @@ class Sampler:
             content = render_question(one.question, rng.choice(QA_INSTRUCTIONS))
             ids = self.template.question_ids(content)
             answer = self._answer(one.answers[0])
-            prefix = tuple(rng.choice(self._systems).prefix_ids())
+            prefix = rng.choice(self.prefixes)
             questions.append(Question(prefix, tuple(order), tuple(ids), answer))
         return Group(tuple(pieces), tuple(questions))
 
@@ -137,7 +138,7 @@ class Sampler:
         rng = random.Random(f"{self._seed}/{'repeat' if repeat else 'continue'}/{index}")
         pieces: list[tuple[int, ...]] = []
         questions = []
-        prefix = tuple(self._systems[0].prefix_ids())
+        prefix = self.prefixes[0]
         for number in range(self.options.passages):
             length = self.options.passage_tokens
             text, rest = self._passage(rng, length if repeat else 2 * length, length)
@@ -170,9 +171,7 @@ class Sampler:
         ids = self._tokens(text.strip())[: self.options.answer_tokens]
         return (*ids, self.template.tokenizer.eos_token_id)
 
-    def _piece(
-        self, passage: Passage, rng: random.Random, hints: Sequence[str]
-    ) -> tuple[int, ...]:
+    def _piece(self, passage: Passage, rng: random.Random, hints: Sequence[str]) -> tuple[int, ...]:
         """One of the passage's pieces, one that holds an answer if any does."""
         if len(passage.pieces) == 1:
             return passage.pieces[0]

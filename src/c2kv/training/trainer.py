@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +18,39 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from c2kv.backbone import Backbone
-from c2kv.errors import ConfigError, DataError, TrainingError
+from c2kv.errors import ConfigError, TrainingError
 from c2kv.extractor import Extractor
 from c2kv.models import weights_digest
 from c2kv.prompt import PromptTemplate
+from c2kv.training.checkpoint import checkpoints, load, save
 from c2kv.training.corpus import Corpus, HeldOut
-from c2kv.training.loss import Group, group_loss
+from c2kv.training.dev import dev_scores
+from c2kv.training.loss import PADDING, Group, group_loss, prefix_kv
 from c2kv.training.recipe import DataSource, Recipe, Stage
 from c2kv.training.samples import SampleOptions, Sampler
-
-_KEPT_CHECKPOINTS = 2
+from c2kv.training.shard import shard
 
 
 class _MeanLoss(nn.Module):
     """What DDP wraps: the extractor as a module, the frozen backbone beside it."""
 
-    def __init__(self, backbone: Backbone, extractor: Extractor, distill: float):
+    def __init__(self, backbone: Backbone, extractor: Extractor, recipe: Recipe):
         super().__init__()
         self.extractor = extractor
-        self._distill = distill
+        self._recipe = recipe
         self._backbone = [backbone]  # in a list: not a submodule, so neither synced nor saved
 
     def forward(self, group: Group, ratio: int) -> Tensor:
-        backbone = self._backbone[0]
-        loss, tokens = group_loss(backbone, self.extractor, group, ratio, self._distill)
+        loss, tokens = group_loss(
+            self._backbone[0],
+            self.extractor,
+            group,
+            ratio,
+            self._recipe.distill,
+            self._recipe.gradient_checkpointing,
+            # Processes that share weights must call the same layers equally often.
+            math.inf if self._recipe.shard else PADDING,
+        )
         return loss / tokens
 
 
@@ -94,15 +101,15 @@ class Trainer:
         self.dev: Sampler | None = None
         if recipe.dev:
             self.dev = Sampler(dev, self.template, replace(options, questions=1), seed=1)
-        checkpoints = sorted((self.output / "checkpoints").glob("step-*"))
-        if checkpoints and not resume:
+        earlier = checkpoints(recipe)
+        if earlier and not resume:
             raise TrainingError(
                 f"'{self.output}' holds checkpoints of an earlier run; pass --resume to go on, or "
                 "choose another output"
             )
         self.step = 0
-        if checkpoints:
-            extractor = Extractor.from_pretrained(checkpoints[-1], backbone)
+        if earlier:
+            extractor = Extractor.from_pretrained(earlier[-1], backbone)
         else:
             extractor = _fresh(recipe, backbone)
         self.extractor = extractor.float()
@@ -113,10 +120,15 @@ class Trainer:
         }
         plain = {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW([decay, plain], recipe.learning_rate, recipe.betas)
-        if checkpoints:
-            self._load(checkpoints[-1])
+        if earlier:
+            self.step, state = load(earlier[-1], recipe)
+            self.optimizer.load_state_dict(state)
+        if recipe.shard:
+            for prefix in self.sampler.prefixes:  # all now: later each process asks for its own
+                prefix_kv(backbone, prefix)
+            shard(backbone)
         self._earlier = extractor.config.steps - self.step  # steps of the runs before this one
-        self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor, recipe.distill))
+        self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor, recipe))
 
     def _corpora(
         self, sources: Sequence[DataSource], held_out: HeldOut
@@ -162,8 +174,7 @@ class Trainer:
         if weights_digest(self.backbone.model) != before:
             raise TrainingError("the backbone changed while training; the result is not valid")
         if self.accelerator.is_main_process:
-            steps = self._earlier + self.step
-            self.extractor.save_pretrained(self.output / "extractor", steps=steps)
+            self.extractor.save_pretrained(self.output / "extractor", steps=self._steps)
         return self.extractor
 
     def probe(self) -> float:
@@ -176,25 +187,19 @@ class Trainer:
         return _since(start)
 
     def evaluate(self) -> None:
-        """Answer NLL per token on dev samples, with their documents and with wrong ones."""
+        """Log the scores of dev samples."""
         if self.dev is None:
             return
         start = time.perf_counter()
         groups = [self.dev.qa(i) for i in range(self.recipe.dev_samples)]
-        totals = {"right": 0.0, "wrong": 0.0}
-        tokens = 0
-        with torch.no_grad(), self.accelerator.autocast():
-            for own, other in zip(groups, [*groups[1:], groups[0]], strict=True):
-                (question,) = own.questions
-                order = tuple(range(len(other.documents)))
-                wrong = Group(other.documents, (replace(question, documents=order),))
-                for name, group in (("right", own), ("wrong", wrong)):
-                    loss, count = group_loss(self.backbone, self.extractor, group)
-                    totals[name] += loss.item()
-                tokens += count
-        nll = {f"dev_nll_{name}": total / tokens for name, total in totals.items()}
-        gap = nll["dev_nll_wrong"] - nll["dev_nll_right"]
-        self._log({"step": self.step, **nll, "dev_gap": gap, "seconds": _since(start)})
+        with self.accelerator.autocast():
+            scores = dev_scores(self.backbone, self.extractor, self.template, groups)
+        self._log({"step": self.step, **scores, "seconds": _since(start)})
+
+    @property
+    def _steps(self) -> int:
+        """The extractor's steps, those of earlier runs included."""
+        return self._earlier + self.step
 
     def _one_step(self) -> dict[str, Any]:
         recipe, start = self.recipe, time.perf_counter()
@@ -276,35 +281,8 @@ class Trainer:
                 self.accelerator.log(metrics, step=metrics["step"])
 
     def _save(self) -> None:
-        if not self.accelerator.is_main_process:
-            return
-        folder = self.output / "checkpoints" / f"step-{self.step:07d}"
-        if folder.exists():
-            return
-        partial = folder.with_name(f".{folder.name}")
-        shutil.rmtree(partial, ignore_errors=True)
-        steps = self._earlier + self.step
-        self.extractor.save_pretrained(partial, dtype=torch.float32, steps=steps)
-        torch.save(self.optimizer.state_dict(), partial / "optimizer.pt")
-        state = {"step": self.step, "recipe": self.recipe.digest, "settings": asdict(self.recipe)}
-        (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, folder)
-        for old in sorted(folder.parent.glob("step-*"))[:-_KEPT_CHECKPOINTS]:
-            shutil.rmtree(old)
-
-    def _load(self, folder: Path) -> None:
-        try:
-            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"checkpoint '{folder}' is damaged ({error}); remove it") from error
-        if state["recipe"] != self.recipe.digest:
-            raise ConfigError(
-                f"checkpoint '{folder}' was made by another recipe; resume with the settings in "
-                "its state.json, or choose another output"
-            )
-        self.optimizer.load_state_dict(optimizer)
-        self.step = state["step"]
+        if self.accelerator.is_main_process:
+            save(self.recipe, self.step, self.extractor, self._steps, self.optimizer)
 
 
 def _since(start: float) -> float:
