@@ -12,7 +12,8 @@ import time
 import torch
 from transformers import DynamicCache
 
-from c2kv.engine import Document, Engine
+from c2kv.document import Document
+from c2kv.engine import Engine
 from c2kv.extractor import Extractor
 from c2kv.models import EMBEDDED, load_backbone
 from c2kv.store import FolderStore

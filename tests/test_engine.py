@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from c2kv.engine import Document, Engine
+from c2kv.document import Document
+from c2kv.engine import Engine
 from c2kv.errors import (
     ConfigError,
     ContextOverflowError,

@@ -6,8 +6,9 @@ import pytest
 
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
+from c2kv.evaluation.conditions import CONTROLS, DEFAULT, Condition
 from c2kv.evaluation.metrics import f1, normalize
-from c2kv.evaluation.qa import CONDITIONS, evaluate, make_cases, summarize
+from c2kv.evaluation.qa import evaluate, make_cases, summarize
 from c2kv.extractor import Extractor
 from c2kv.training.records import Passage, Record
 
@@ -53,6 +54,9 @@ def engine(embedded):
     return Engine(embedded, Extractor.from_backbone(embedded))
 
 
+EVERY = [Condition.of(name) for name in (*DEFAULT, "wrongdoc:recompute")]
+
+
 @pytest.mark.embedded
 def test_conditions_differ_as_they_should(engine):
     cases = make_cases(engine, RECORDS, limit=3, documents=2, seed=1)
@@ -60,14 +64,15 @@ def test_conditions_differ_as_they_should(engine):
     for case in cases:
         own = {d.pieces for d in case.documents}
         assert own.isdisjoint(d.pieces for d in case.wrong)
-    rows = list(evaluate(engine, cases, max_new_tokens=20, batch=2))
-    assert len(rows) == 3 * len(CONDITIONS)
+    rows = list(evaluate(engine, cases, EVERY, max_new_tokens=20, batch=2))
+    assert len(rows) == 3 * len(EVERY)
     summary = summarize(rows)
     assert summary["recompute"]["f1"] > 5 > summary["noctx"]["f1"]
     assert summary["recompute"]["nll"] < summary["noctx"]["nll"]
     assert summary["recompute"]["entries"] == summary["reuse"]["entries"]
     assert summary["c2kv"]["entries"] == summary["budget"]["entries"]
     assert summary["noctx"]["entries"] < summary["c2kv"]["entries"]
+    assert summary["wrongdoc:recompute"]["nll"] > summary["recompute"]["nll"] + 0.3
     assert "kl" not in summary["recompute"]
     assert 0 < summary["reuse"]["kl"] < summary["noctx"]["kl"]
     assert summary["reuse"]["top1"] > summary["noctx"]["top1"]
@@ -87,7 +92,7 @@ def test_records_that_bring_their_own_distractors_keep_them(engine):
 @pytest.mark.embedded
 def test_scores_do_not_depend_on_the_batch(engine):
     cases = make_cases(engine, RECORDS, limit=3, documents=2)
-    chosen = ("recompute", "c2kv")
+    chosen = [Condition.of("recompute"), Condition.of("c2kv")]
     one, three = (
         sorted(
             evaluate(engine, cases, chosen, max_new_tokens=8, batch=batch),
@@ -100,7 +105,11 @@ def test_scores_do_not_depend_on_the_batch(engine):
         assert a["nll"] == pytest.approx(b["nll"], abs=1e-3)
 
 
-@pytest.mark.embedded
-def test_unknown_conditions_are_refused(engine):
-    with pytest.raises(ConfigError, match="magic"):
-        list(evaluate(engine, [], ("magic",)))
+def test_conditions_are_methods_or_controls_of_them():
+    assert Condition.of("epic-32") == Condition("epic-32", None, "epic-32")
+    assert Condition.of("wrongdoc").method == "c2kv"
+    assert Condition.of("wrongdoc:reuse") == Condition("wrongdoc:reuse", "wrongdoc", "reuse")
+    for name in ("magic", "wrongdoc:magic", "magic:reuse"):
+        with pytest.raises(ConfigError, match="magic"):
+            Condition.of(name)
+    assert all(Condition.of(name).control == name for name in CONTROLS)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from c2kv.backbone import Backbone as Backbone
     from c2kv.composition import Composition as Composition
+    from c2kv.document import Document as Document
     from c2kv.engine import Answer as Answer
-    from c2kv.engine import Document as Document
     from c2kv.engine import Engine as Engine
     from c2kv.errors import C2KVError as C2KVError
     from c2kv.extractor import Extractor as Extractor
@@ -30,7 +30,7 @@ _HOMES = {
     "Backbone": "backbone",
     "C2KVError": "errors",
     "Composition": "composition",
-    "Document": "engine",
+    "Document": "document",
     "Engine": "engine",
     "Extractor": "extractor",
     "ExtractorConfig": "extractor",

@@ -77,6 +77,17 @@ class _KVCapture:
         return keys, values
 
 
+class _KVScatter:
+    """Stands where a layer expects its cache: puts what it is handed among a prompt's KV."""
+
+    def __init__(self, kv: Tensor, at: Tensor):
+        self._kv, self._at = kv, at
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self._kv[0][:, self._at], self._kv[1][:, self._at] = keys[0], values[0]
+        return self._kv[0][None], self._kv[1][None]
+
+
 class Backbone:
     """A frozen causal LM of transformers, its tokenizer and the digest of its weights.
 
@@ -171,6 +182,32 @@ class Backbone:
             **{self._cache_argument: capture},
         )
         return hidden, capture.keys, capture.values
+
+    def recompute_layer(
+        self, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, at: Tensor
+    ) -> Tensor:
+        """Run one frozen layer over `hidden` [1, s, hidden_size], the tokens at positions `at`
+        [s] of a prompt with KV `kv` [2, kv_heads, n, head_dim] (keys rotated). Their own keys
+        and values are written into it, and each sees every key up to its position, whatever the
+        others are. Returns the new hidden states."""
+        mask = torch.arange(kv.shape[2], device=at.device) <= at[:, None]
+        return self.layers[index](
+            hidden,
+            attention_mask=mask[None, None],
+            position_embeddings=angles,
+            **{self._cache_argument: _KVScatter(kv, at)},
+        )
+
+    def project_kv(self, index: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The frozen layer's keys before RoPE, and its values, of tokens with hidden states
+        [batch, n, hidden_size]: each [batch, kv_heads, n, head_dim]."""
+        layer = self.layers[index]
+        attention, normed = layer.self_attn, layer.input_layernorm(hidden)
+        shape = (*hidden.shape[:-1], self.num_kv_heads, self.head_dim)
+        keys, values = attention.k_proj(normed).view(shape), attention.v_proj(normed).view(shape)
+        if hasattr(attention, "k_norm"):
+            keys = attention.k_norm(keys)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     def forward(
         self,

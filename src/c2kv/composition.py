@@ -47,8 +47,9 @@ class Placement:
 class Composition:
     """Immutable: every question opens its own cache and owns its tail.
 
-    prefix: ordinary KV, keys rotated, at positions 0..s-1 [layers, 2, kv_heads, s, head_dim];
-    prefix_ids: the tokens it was computed from; segments: in order."""
+    prefix: ordinary KV, keys rotated [layers, 2, kv_heads, s, head_dim]; prefix_ids: the tokens it
+    stands for, at positions from 0 (more than s where a method dropped some); segments: what
+    follows, in order."""
 
     backbone: Backbone
     prefix: Tensor
@@ -80,7 +81,7 @@ class Composition:
     def placements(self) -> tuple[Placement, ...]:
         """Where each segment stands. Offsets accumulate source spans, slots count entries."""
         placed = []
-        offset = slot = self.prefix.shape[3]
+        offset, slot = len(self.prefix_ids), self.prefix.shape[3]
         for s in self.segments:
             placed.append(Placement(offset, s.span, s.ratio, slot, s.entries))
             offset, slot = offset + s.span, slot + s.entries
@@ -94,7 +95,7 @@ class Composition:
     @property
     def question_position(self) -> int:
         """Position of the question's first token: the prefix and all source spans precede it."""
-        return self.prefix.shape[3] + sum(s.span for s in self.segments)
+        return len(self.prefix_ids) + sum(s.span for s in self.segments)
 
     @property
     def nbytes(self) -> int:

@@ -10,14 +10,15 @@ from typing import Any, overload
 from c2kv.backbone import Backbone
 from c2kv.composition import check_positions
 from c2kv.decode import Decoded, DecodingOptions, DecodingTimes, decode
+from c2kv.document import Document
 from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
 from c2kv.extractor import Extractor
 from c2kv.extractor.box import box, find
 from c2kv.extractor.config import VARIANTS
-from c2kv.library import Compressed, Retrieval, SegmentLibrary, Uncompressed
-from c2kv.methods.base import Method, Prefilled
-from c2kv.methods.recompute import Recompute, prefill
-from c2kv.methods.reuse import Reuse
+from c2kv.library import Compressed, Retrieval, SegmentLibrary, SegmentMaker, Uncompressed
+from c2kv.methods.base import Materials, Method, Prefilled
+from c2kv.methods.recompute import prefill
+from c2kv.methods.registry import build
 from c2kv.models import load_backbone
 from c2kv.prompt import SYSTEM_PROMPTS, PromptTemplate, render_document, render_question
 from c2kv.report import Report
@@ -25,19 +26,6 @@ from c2kv.rotary import warm_up
 from c2kv.store import FolderStore
 
 DEFAULT_SEGMENT_TOKENS = 512
-
-
-@dataclass(frozen=True)
-class Document:
-    """A document as a backbone (its digest) reads it: its message's token ids, in pieces."""
-
-    name: str
-    pieces: tuple[tuple[int, ...], ...]
-    backbone: str
-
-    @property
-    def tokens(self) -> int:
-        return sum(map(len, self.pieces))
 
 
 @dataclass(frozen=True)
@@ -52,10 +40,15 @@ class Answer:
 class Engine:
     """A frozen backbone, an extractor, and the segments of the documents added so far.
 
+    `on_extracted` is told, before and after each extraction pass, the source tokens done and
+    those to do in all.
+
     >>> engine = Engine.load("smollm2-135m", untrained=True)  # doctest: +SKIP
     >>> handbook = engine.add(open("handbook.txt").read())  # doctest: +SKIP
     >>> engine.ask("Who founded the firm?", [handbook]).text  # doctest: +SKIP
     """
+
+    on_extracted: Callable[[int, int], None] = staticmethod(lambda done, total: None)
 
     def __init__(
         self,
@@ -68,26 +61,56 @@ class Engine:
         self.backbone = backbone
         self.template = PromptTemplate.of(backbone.tokenizer, system)
         self.extractor = extractor
-        template = self.template.digest
-        full = SegmentLibrary(backbone, Uncompressed(backbone), template, store)
         self.segment_tokens = segment_tokens
-        self._methods: dict[str, Method] = {
-            method.name: method for method in (Recompute(), Reuse("reuse", full))
-        }
-        self._library: SegmentLibrary | None = None
-        if extractor is not None:
-            maker = Compressed(backbone, extractor)
-            self._library = SegmentLibrary(backbone, maker, template, store)
-            self._methods["c2kv"] = Reuse("c2kv", self._library)
+        self._store = store
+        self._libraries: dict[str | None, SegmentLibrary] = {}
+        self._methods: dict[str, Method] = {}
         self._prefix = prefill(backbone, self.template.prefix_ids())
         warm_up(backbone.dtype, backbone.device)
 
     @property
     def library(self) -> SegmentLibrary:
         """The compressed segments. Raises MissingExtractorError without an extractor."""
-        if self._library is None:
+        return self._compressed(None)
+
+    @property
+    def full_library(self) -> SegmentLibrary:
+        """The documents' uncompressed KV."""
+        return self._library("full", lambda: Uncompressed(self.backbone))
+
+    def _compressed(self, variant: str | None) -> SegmentLibrary:
+        """The segments of the engine's extractor (None), of one of a variant, or of an untrained
+        one (`random`)."""
+        own = self.extractor
+        if variant == "random":
+            ratio, kind = (own.config.ratio, own.config.variant) if own else (None, None)
+            return self._library(variant, lambda: self._make(None, True, ratio, kind))
+        if own is not None and variant in (None, own.config.variant):
+            return self._library(None, lambda: Compressed(self.backbone, own))
+        if variant is None:
             raise self._no_extractor()
-        return self._library
+        ratio = None if own is None else own.config.ratio
+        return self._library(variant, lambda: self._make(None, False, ratio, variant))
+
+    def _make(self, *asked: Any) -> Compressed:
+        made = _extractor(self.backbone, *asked)
+        assert made is not None
+        return Compressed(self.backbone, made)
+
+    def _library(self, name: str | None, maker: Callable[[], SegmentMaker]) -> SegmentLibrary:
+        if name not in self._libraries:
+            template = self.template.digest
+            library = SegmentLibrary(self.backbone, maker(), template, self._store)
+            library.on_extracted = lambda done, total: self.on_extracted(done, total)
+            self._libraries[name] = library
+        return self._libraries[name]
+
+    def method(self, name: str) -> Method:
+        """A method of `c2kv.methods.registry` by name, ready for this engine's documents."""
+        if name not in self._methods:
+            materials = Materials(self.backbone, self.full_library, self._compressed)
+            self._methods[name] = build(name, materials)
+        return self._methods[name]
 
     def _no_extractor(self) -> MissingExtractorError:
         return MissingExtractorError(
@@ -147,9 +170,9 @@ class Engine:
         self.extract([document])
         return document
 
-    def extract(self, documents: Sequence[Document]) -> Retrieval:
-        """Make sure every piece of every document has its segment."""
-        return self.library.get(*_pieces_and_labels(documents))
+    def extract(self, documents: Sequence[Document], method: str = "c2kv") -> Retrieval:
+        """Make sure that all a method keeps of the documents is stored."""
+        return self.method(method).prepare(documents)
 
     @overload
     def ask(self, question: str, documents: Sequence[Document], **kwargs: Any) -> Answer: ...
@@ -193,18 +216,13 @@ class Engine:
 
     def prefill(self, documents: Sequence[Document], method: str = "c2kv") -> Prefilled:
         """The composition of these documents, in this order, by this method."""
-        if method == "c2kv" and self._library is None:
-            raise self._no_extractor()
-        if method not in self._methods:
-            known = ", ".join(self._methods)
-            raise ConfigError(f"method '{method}' is unknown; use one of {known}")
         for document in documents:
             if document.backbone != self.backbone.digest:
                 raise DocumentError(
                     f"document '{document.name}' was read by another model "
                     f"({document.backbone[:16]}); read it with this engine"
                 )
-        return self._methods[method].prefill(self._prefix, *_pieces_and_labels(documents))
+        return self.method(method).prefill(self._prefix, documents)
 
     def check(
         self, questions: Sequence[str], documents: Sequence[Document], **options: Any
@@ -231,29 +249,32 @@ class Engine:
         question_tokens: int,
         batch: int,
     ) -> Report:
-        composition = prefilled.composition
-        compressed = method == "c2kv"
+        composition, used = prefilled.composition, self.method(method)
+        maker = used.maker
         return Report(
             method=method,
             model=self.backbone.name,
             backbone_digest=self.backbone.digest,
-            extractor_digest=self.library.maker.digest if compressed else None,
-            untrained=compressed and self.untrained,
-            ratio=self._methods[method].ratio,
+            extractor_digest=(maker and maker.digest) or None,
+            untrained=maker is not None and maker.untrained,
+            ratio=used.ratio,
             dtype=str(self.backbone.dtype).removeprefix("torch."),
             device=str(self.backbone.device),
             documents=len(documents),
-            segments=len(composition.segments),
+            segments=sum(len(document.pieces) for document in documents),
             segments_from_memory=prefilled.from_memory,
             segments_from_disk=prefilled.from_disk,
             segments_extracted=prefilled.extracted,
             source_tokens=composition.question_position,
             entries=composition.entries,
             kv_bytes=composition.nbytes,
+            loaded_bytes=prefilled.loaded_bytes,
+            recomputed=prefilled.recomputed,
             ttft=prefilled.load + prefilled.extract + prefilled.blend + times.compose,
             load=prefilled.load,
             extract=prefilled.extract,
-            compose=prefilled.blend + times.compose,
+            blend=prefilled.blend,
+            compose=times.compose,
             question_prefill=times.question,
             question_tokens=question_tokens,
             new_tokens=len(decoded.token_ids),
@@ -289,20 +310,6 @@ def _extractor(
     if ratio is not None:
         made.use_ratio(ratio)
     return made
-
-
-def _pieces_and_labels(
-    documents: Sequence[Document],
-) -> tuple[list[tuple[int, ...]], list[str]]:
-    pieces = [piece for document in documents for piece in document.pieces]
-    labels = [
-        document.name
-        if len(document.pieces) == 1
-        else f"{document.name} {i}/{len(document.pieces)}"
-        for document in documents
-        for i in range(1, len(document.pieces) + 1)
-    ]
-    return pieces, labels
 
 
 class _TextStream:

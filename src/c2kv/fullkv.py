@@ -17,14 +17,9 @@ def full_kv(backbone: Backbone, ids: Sequence[int]) -> Tensor:
     hidden = backbone.embed_tokens(torch.tensor([list(ids)], device=backbone.device))
     angles = backbone.cos_sin(torch.arange(len(ids), device=backbone.device)[None])
     kept = []
-    for index, layer in enumerate(backbone.layers):
-        attention = layer.self_attn
+    for index in range(backbone.num_layers):
         # Projected once more rather than un-rotated, which would square an attention scaling
         # other than 1, or hooked, which another thread's pass would disturb.
-        keys = attention.k_proj(layer.input_layernorm(hidden))
-        keys = keys.view(len(ids), backbone.num_kv_heads, backbone.head_dim)
-        if hasattr(attention, "k_norm"):
-            keys = attention.k_norm(keys)
-        hidden, _, values = backbone.run_layer(index, hidden, angles)
-        kept.append(torch.stack((keys.transpose(0, 1), values[0])))
+        kept.append(torch.cat(backbone.project_kv(index, hidden)))
+        hidden, _, _ = backbone.run_layer(index, hidden, angles)
     return torch.stack(kept)

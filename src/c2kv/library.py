@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -33,15 +33,23 @@ class Retrieval:
     load_seconds: float = 0.0
     extract_seconds: float = 0.0
 
+    @property
+    def nbytes(self) -> int:
+        return sum(segment.nbytes for segment in self.segments)
+
+    def __add__(self, other: Retrieval) -> Retrieval:
+        return Retrieval(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
 
 class SegmentMaker(Protocol):
     """Turns documents into position-free KV: what a library's segments are made by.
 
-    digest, variant, ratio: as in SegmentIdentity."""
+    digest, variant, ratio: as in SegmentIdentity; untrained: its segments mean nothing."""
 
     digest: str
     variant: str
     ratio: int
+    untrained: bool
 
     def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
         """One tensor [layers, 2, kv_heads, ceil(n / ratio), head_dim] a document."""
@@ -54,19 +62,20 @@ class Compressed:
     def __init__(self, backbone: Backbone, extractor: Extractor):
         extractor.check_backbone(backbone)
         self._backbone = backbone
-        self.extractor = extractor
+        self._extractor = extractor
+        self.untrained = not extractor.trained
         self.digest = extractor.digest
         self.variant = extractor.config.variant
         self.ratio = extractor.config.ratio
 
     def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        return extract(self._backbone, self.extractor, documents)
+        return extract(self._backbone, self._extractor, documents)
 
 
 class Uncompressed:
     """The backbone's own KV of each document alone."""
 
-    digest, variant, ratio = "", "full", 1
+    digest, variant, ratio, untrained = "", "full", 1, False
 
     def __init__(self, backbone: Backbone):
         self._backbone = backbone

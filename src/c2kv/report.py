@@ -8,8 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Report:
-    """Times in seconds. `ttft` is the paper's: from the request to the documents' KV complete on
-    the device; it includes `extract`, which is 0 when every segment came from the store."""
+    """Bytes of KV: `kv_bytes` a question attends to, `loaded_bytes` of stored state it was made
+    from. recomputed: token·layer products computed online. Times in seconds; `ttft` is the
+    paper's: from the request to the documents' KV complete on the device, the sum of `load`,
+    `extract` (0 when every segment came from the store), `blend` and `compose`."""
 
     method: str
     model: str
@@ -27,9 +29,12 @@ class Report:
     source_tokens: int
     entries: int
     kv_bytes: int
+    loaded_bytes: int
+    recomputed: int
     ttft: float
     load: float
     extract: float
+    blend: float
     compose: float
     question_prefill: float
     question_tokens: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from c2kv.cli.common import (
@@ -14,6 +13,7 @@ from c2kv.cli.common import (
     human_bytes,
     human_seconds,
     load_engine,
+    method_name,
     prepare_documents,
     read_documents,
     table,
@@ -22,10 +22,10 @@ from c2kv.cli.common import (
 from c2kv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from c2kv.engine import Answer, Document, Engine
+    from c2kv.document import Document
+    from c2kv.engine import Answer, Engine
 
 COMPARED = ("c2kv", "recompute")
-METHODS = ("c2kv", "reuse", "recompute")
 
 
 def add_commands(commands: Any) -> None:
@@ -34,7 +34,12 @@ def add_commands(commands: Any) -> None:
         "-q", "--question", action="append", required=True, help="repeat for a batch of questions"
     )
     way = ask.add_mutually_exclusive_group()
-    way.add_argument("--method", choices=METHODS, default="c2kv")
+    way.add_argument(
+        "--method",
+        type=method_name,
+        default="c2kv",
+        help="c2kv (default), recompute, reuse, epic-32 …: see `c2kv methods`",
+    )
     way.add_argument(
         "--compare", action="store_true", help="c2kv and full recompute side by side, with figures"
     )
@@ -57,10 +62,9 @@ def run_ask(args: argparse.Namespace) -> int:
     if not args.sample and (args.temperature is not None or args.top_p is not None):
         raise ConfigError("--temperature and --top-p have no effect without --sample; add it")
     texts = read_documents(args.documents)
-    needs_extractor = args.compare or args.method == "c2kv"
     engine = load_engine(args)
     documents = prepare_documents(engine, texts)
-    with extraction_progress(engine) if needs_extractor else nullcontext():
+    with extraction_progress(engine):
         if args.compare:
             engine.check(args.question, documents, **_options(args))
             engine.extract(documents)

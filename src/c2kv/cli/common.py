@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c2kv.errors import DocumentError
+from c2kv.errors import ConfigError, DocumentError
+from c2kv.methods.registry import check
 from c2kv.paths import cache_dir
 
 if TYPE_CHECKING:
-    from c2kv.engine import Document, Engine
+    from c2kv.document import Document
+    from c2kv.engine import Engine
 
 VARIANTS = ("plain", "residual")
 SUFFIXES = (".txt", ".md", ".rst")
@@ -34,6 +36,14 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def method_name(text: str) -> str:
+    """An argparse type for names of methods."""
+    try:
+        return check(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -194,11 +204,11 @@ def extraction_progress(engine: Engine) -> Iterator[None]:
         if done == total:
             bars[-1].close()  # before anything else is printed
 
-    engine.library.on_extracted = advance
+    engine.on_extracted = advance
     try:
         yield
     finally:
-        del engine.library.on_extracted
+        del engine.on_extracted
         for bar in bars:
             bar.close()
 

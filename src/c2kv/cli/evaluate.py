@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from c2kv.cli.common import add_engine_options, load_engine, table, whole_number
-from c2kv.errors import DocumentError
-
-CONDITIONS = ("recompute", "reuse", "c2kv", "wrongdoc", "noctx", "budget", "shuffled")
+from c2kv.errors import ConfigError, DocumentError
+from c2kv.evaluation.conditions import DEFAULT, Condition
 
 
 def add_commands(commands: Any) -> None:
@@ -20,7 +19,13 @@ def add_commands(commands: Any) -> None:
     qa = kinds.add_parser("qa", help="records of any training format, with controls")
     qa.add_argument("-n", "--limit", type=whole_number(1), default=100, help="questions a file")
     qa.add_argument("--per-question", type=whole_number(1), default=4, metavar="DOCUMENTS")
-    qa.add_argument("--conditions", default=",".join(CONDITIONS), help="default: %(default)s")
+    qa.add_argument(
+        "--conditions",
+        type=conditions,
+        default=",".join(DEFAULT),
+        help="methods (`c2kv methods`) and controls, as wrongdoc or wrongdoc:reuse; default: "
+        "%(default)s",
+    )
     qa.add_argument("--max-new-tokens", type=whole_number(1), default=32, metavar="N")
     qa.add_argument("--batch", type=whole_number(1), default=8)
     qa.add_argument("--seed", type=int, default=0)
@@ -28,6 +33,14 @@ def add_commands(commands: Any) -> None:
     qa.add_argument("--json", action="store_true", help="print the summary as JSON")
     add_engine_options(qa, documents="record files")
     qa.set_defaults(run=run_qa)
+
+
+def conditions(text: str) -> list[Condition]:
+    """An argparse type for a list of conditions."""
+    try:
+        return [Condition.of(name) for name in text.split(",")]
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run_qa(args: argparse.Namespace) -> int:
@@ -51,7 +64,7 @@ def run_qa(args: argparse.Namespace) -> int:
             for row in evaluate(
                 engine,
                 cases,
-                args.conditions.split(","),
+                args.conditions,
                 args.max_new_tokens,
                 args.batch,
                 progress=bar.update,  # type: ignore[arg-type]

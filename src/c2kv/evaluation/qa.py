@@ -1,9 +1,4 @@
-"""Question answering over several documents: methods and controls on the same cases.
-
-Controls: `wrongdoc` (C2KV over another case's documents: a method that answers alike from these
-has read nothing), `noctx` (no documents), `budget` (each document's text cut to as many tokens
-as C2KV keeps entries), `shuffled` (C2KV, documents in another order).
-"""
+"""Question answering over several documents: methods and controls on the same cases."""
 
 from __future__ import annotations
 
@@ -18,14 +13,14 @@ from torch import Tensor
 
 from c2kv.composition import Composition
 from c2kv.decode import DecodingOptions, decode
-from c2kv.engine import Document, Engine
+from c2kv.document import Document
+from c2kv.engine import Engine
 from c2kv.errors import ConfigError
+from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.metrics import f1
 from c2kv.prompt import render_document, render_question
 from c2kv.training.loss import Question, answer_logits
 from c2kv.training.records import Passage, Record
-
-CONDITIONS = ("recompute", "reuse", "c2kv", "wrongdoc", "noctx", "budget", "shuffled")
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def _document(engine: Engine, passage: Passage) -> Document:
 def evaluate(
     engine: Engine,
     cases: Sequence[Case],
-    conditions: Sequence[str] = CONDITIONS,
+    conditions: Sequence[Condition],
     max_new_tokens: int = 32,
     batch: int = 8,
     progress: Callable[[int], None] = lambda cases: None,
@@ -99,19 +94,17 @@ def evaluate(
     """One dict a case and condition: prediction, F1, answer NLL (sum and tokens), KV entries; for
     conditions besides `recompute`, when that is among them, KL and top-1 agreement with it along
     its own answer."""
-    if unknown := set(conditions) - set(CONDITIONS):
-        raise ConfigError(f"conditions {sorted(unknown)} are unknown; use {CONDITIONS}")
     options = DecodingOptions.of(engine.backbone, max_new_tokens=max_new_tokens)
     for start in range(0, len(cases), batch):
         some = cases[start : start + batch]
         asked = [engine.template.question_ids(render_question(c.question)) for c in some]
         reference: list[tuple[list[int], Tensor]] | None = None
-        for condition in sorted(conditions, key=lambda c: c != "recompute"):
+        for condition in sorted(conditions, key=lambda c: c.name != "recompute"):
             compositions = [_compose(engine, case, condition) for case in some]
             decoded, _ = decode(compositions, asked, options)
             nlls = _answer_nll(engine, compositions, asked, [c.answers[0] for c in some])
             fidelity: list[dict[str, float]] = [{} for _ in some]
-            if condition == "recompute":
+            if condition.name == "recompute":
                 ids = [d.token_ids or list(options.stop_ids[:1]) for d in decoded]
                 reference = list(zip(ids, _logits(engine, compositions, asked, ids), strict=True))
             elif reference is not None:
@@ -123,7 +116,7 @@ def evaluate(
                 text = engine.backbone.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
                 yield {
                     "id": case.id,
-                    "condition": condition,
+                    "condition": condition.name,
                     "prediction": text.strip(),
                     "f1": f1(text, case.answers),
                     "nll": nll,
@@ -134,21 +127,23 @@ def evaluate(
         progress(len(some))
 
 
-def _compose(engine: Engine, case: Case, condition: str) -> Composition:
-    if condition in ("recompute", "reuse", "c2kv"):
-        return engine.prefill(case.documents, condition).composition
-    if condition == "wrongdoc":
-        return engine.prefill(case.wrong, "c2kv").composition
-    if condition == "shuffled":
-        return engine.prefill(case.documents[::-1], "c2kv").composition
-    if condition == "noctx":
-        return engine.prefill([], "recompute").composition
-    ratio = engine.library.maker.ratio
-    cut = [
-        replace(d, pieces=tuple(piece[: -(-len(piece) // ratio)] for piece in d.pieces))
-        for d in case.documents
-    ]
-    return engine.prefill(cut, "recompute").composition
+def _compose(engine: Engine, case: Case, condition: Condition) -> Composition:
+    documents, method = case.documents, condition.method
+    if condition.control == "wrongdoc":
+        documents = case.wrong
+    elif condition.control == "shuffled":
+        documents = documents[::-1]
+    elif condition.control == "budget":
+        ratio, method = engine.method(method).ratio, "recompute"
+        documents = tuple(_cut(document, ratio) for document in documents)
+    elif condition.control == "noctx":
+        documents, method = (), "recompute"
+    return engine.prefill(documents, method).composition
+
+
+def _cut(document: Document, ratio: int) -> Document:
+    """As many tokens of each piece as an extractor keeps entries."""
+    return replace(document, pieces=tuple(p[: -(-len(p) // ratio)] for p in document.pieces))
 
 
 def _logits(

@@ -10,7 +10,10 @@ import torch
 from c2kv.backbone import Backbone
 from c2kv.cache import ComposedCache
 from c2kv.composition import Composition, check_positions
-from c2kv.methods.base import Prefilled
+from c2kv.document import Document, token_ids
+from c2kv.library import Retrieval, SegmentMaker
+from c2kv.methods.base import Materials, Method, Prefilled
+from c2kv.methods.registry import refuse
 
 
 class Recompute:
@@ -18,14 +21,17 @@ class Recompute:
 
     name = "recompute"
     ratio = 1
+    maker: SegmentMaker | None = None
 
-    def prefill(
-        self, prefix: Composition, pieces: Sequence[Sequence[int]], labels: Sequence[str]
-    ) -> Prefilled:
+    def prepare(self, documents: Sequence[Document]) -> Retrieval:
+        return Retrieval()
+
+    def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         start = time.perf_counter()
-        ids = [*prefix.prefix_ids, *(token for piece in pieces for token in piece)]
+        ids = [*prefix.prefix_ids, *token_ids(documents)]
         composition = prefill(prefix.backbone, ids)
-        return Prefilled(composition, blend=time.perf_counter() - start)
+        recomputed = len(ids) * prefix.backbone.num_layers
+        return Prefilled(composition, recomputed=recomputed, blend=time.perf_counter() - start)
 
 
 @torch.inference_mode()
@@ -40,3 +46,9 @@ def prefill(backbone: Backbone, ids: Sequence[int]) -> Composition:
         positions = torch.arange(len(ids), device=backbone.device)[None]
         backbone.forward(tokens, positions, ComposedCache(arena, 0))
     return composition
+
+
+def build(name: str, parameters: list[str], materials: Materials) -> Method:
+    if parameters:
+        raise refuse(name, "recompute")
+    return Recompute()

@@ -1,7 +1,7 @@
 """Reuse without recomputation: load segments, rotate them to their places, concatenate.
 
-With an extractor's segments this is C2KV (arXiv 2607.17715); with the backbone's own KV it is
-full reuse, the paper's lower bound for methods that keep everything.
+With the backbone's own KV this is full reuse, the paper's lower bound for methods that keep
+everything; with an extractor's segments it is C2KV.
 """
 
 from __future__ import annotations
@@ -10,27 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from c2kv.composition import Composition
-from c2kv.library import SegmentLibrary
-from c2kv.methods.base import Prefilled
+from c2kv.document import Document
+from c2kv.methods.base import Materials, Method, Prefilled, Stored
+from c2kv.methods.registry import refuse
 
 
-class Reuse:
+class Reuse(Stored):
     """Segments of a library behind the prefix; nothing is blended."""
 
-    def __init__(self, name: str, library: SegmentLibrary):
-        self.name = name
-        self.library = library
-        self.ratio = library.maker.ratio
+    def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
+        got = self.prepare(documents)
+        return Prefilled.of(got, replace(prefix, segments=tuple(got.segments)))
 
-    def prefill(
-        self, prefix: Composition, pieces: Sequence[Sequence[int]], labels: Sequence[str]
-    ) -> Prefilled:
-        got = self.library.get(pieces, labels)
-        return Prefilled(
-            replace(prefix, segments=tuple(got.segments)),
-            from_memory=got.from_memory,
-            from_disk=got.from_disk,
-            extracted=got.extracted,
-            load=got.load_seconds,
-            extract=got.extract_seconds,
-        )
+
+def build(name: str, parameters: list[str], materials: Materials) -> Method:
+    if parameters:
+        raise refuse(name, "reuse")
+    return Reuse(name, materials.full)
