@@ -261,7 +261,7 @@ class Engine:
             dtype=str(self.backbone.dtype).removeprefix("torch."),
             device=str(self.backbone.device),
             documents=len(documents),
-            segments=sum(len(document.pieces) for document in documents),
+            segments=prefilled.segments,
             segments_from_memory=prefilled.from_memory,
             segments_from_disk=prefilled.from_disk,
             segments_extracted=prefilled.extracted,

@@ -21,6 +21,7 @@ class Prefilled:
     (every layer over every token is what full recompute does)."""
 
     composition: Composition
+    segments: int = 0
     from_memory: int = 0
     from_disk: int = 0
     extracted: int = 0
@@ -37,6 +38,7 @@ class Prefilled:
         """A composition made from retrieved segments."""
         return cls(
             composition,
+            segments=len(got.segments),
             from_memory=got.from_memory,
             from_disk=got.from_disk,
             extracted=got.extracted,
