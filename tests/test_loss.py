@@ -63,7 +63,7 @@ def test_grouped_questions_equal_one_at_a_time(llama):
 
 
 def test_full_recomputes_logits_are_the_models_own(backbone):
-    got = recomputed_logits(backbone, GROUP)
+    got, _ = recomputed_logits(backbone, GROUP)
     expected = []
     for q in QUESTIONS:
         ids = [*q.prefix, *(t for i in q.documents for t in DOCUMENTS[i]), *q.question, *q.answer]
@@ -85,9 +85,10 @@ def test_distilling_from_an_exact_copy_costs_nothing(llama, monkeypatch):
     extractor = noisy_extractor(llama, 4)
     with torch.no_grad():
         kvs = dict(enumerate(extract(llama, extractor, DOCUMENTS, 4)))
-        rows = [loss_module._compose(llama, kvs, GROUP, q, 4) for q in QUESTIONS]
+        prefix = loss_module.prefix_kv(llama, PREFIX)
+        rows = [loss_module.compose(llama, prefix, kvs, GROUP, q, 4) for q in QUESTIONS]
         own = loss_module.answer_logits(llama, rows, QUESTIONS)[0]
-        monkeypatch.setattr(loss_module, "recomputed_logits", lambda *_: own)
+        monkeypatch.setattr(loss_module, "recomputed_logits", lambda *_: (own, None))
         assert group_loss(llama, extractor, GROUP, distill=1.0)[0] == pytest.approx(0, abs=1e-5)
 
 

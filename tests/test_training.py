@@ -193,8 +193,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(backbone, recipe, tmp_path, v
     assert resumed.step == 3
     resumed.train()
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    for name, value in whole.extractor.state_dict().items():
-        assert torch.equal(value, resumed.extractor.state_dict()[name]), name
+    for name, value in whole.subject.extractor.state_dict().items():
+        assert torch.equal(value, resumed.subject.extractor.state_dict()[name]), name
     kept = sorted(p.name for p in (tmp_path / "parts" / "checkpoints").iterdir())
     assert kept == ["step-0000004", "step-0000006"]
 
@@ -257,16 +257,16 @@ def test_an_interrupted_run_saves_and_resumes(backbone, recipe, monkeypatch):
 
 
 def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, tmp_path):
-    first = Trainer(recipe(ratios=(2, 4)), backbone).train()
+    first = Extractor.from_pretrained(Trainer(recipe(ratios=(2, 4)), backbone).train(), backbone)
     assert first.config.ratios == (2, 4) and first.config.steps == 6
     start = str(tmp_path / "run" / "extractor")
     again = recipe(start=start, output=str(tmp_path / "again"))
     trainer = Trainer(again, backbone)
-    assert trainer.step == 0 and trainer.extractor.digest == first.digest
+    assert trainer.step == 0 and trainer.subject.extractor.digest == first.digest
     trainer.train(until=2)
     resumed = Trainer(again, backbone, resume=True)
     assert resumed.step == 2
-    config = resumed.train().config
+    config = Extractor.from_pretrained(resumed.train(), backbone).config
     assert config.steps == 12 and config.ratios == ()
     with pytest.raises(ConfigError, match="is plain, the recipe's variant is residual"):
         Trainer(recipe(start=start, variant="residual", output=str(tmp_path / "x")), backbone)
@@ -284,12 +284,12 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     trainer = Trainer(recipe(), backbone)
     trainer.train(until=2)
     with torch.no_grad():
-        trainer.extractor.layers[0].k_proj.weight.fill_(float("nan"))
+        trainer.subject.extractor.layers[0].k_proj.weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match="the loss is nan at step 2"):
         trainer.train()
     again = Trainer(recipe(), backbone, resume=True)
     assert again.step == 2
-    assert all(p.isfinite().all() for p in again.extractor.parameters())
+    assert all(p.isfinite().all() for p in again.subject.extractor.parameters())
 
 
 def test_dev_scores_are_logged_with_the_right_and_the_wrong_documents(backbone, recipe):
@@ -336,6 +336,8 @@ def test_recipes_load_and_settings_win(data, tmp_path):
         (("data=[]",), "needs data"),
         (("nonsense",), "not key=value"),
         (("distill=2",), "distill 2"),
+        (("trains=nothing",), "trains 'nothing'"),
+        (("schedule=steep",), "schedule 'steep'"),
         (("ratios=[2, 8]",), "ratio 4, the default one"),
     ],
 )
@@ -356,10 +358,10 @@ def test_the_recipes_in_the_box_are_valid():
     assert paths and all(load_recipe(path).steps > 0 for path in paths)
 
 
-def test_dev_answers_are_read_from_their_documents_in_order(backbone, data, monkeypatch):
+def test_dev_answers_are_read_from_their_documents_in_order(backbone, data, recipe, monkeypatch):
     sampler = sampler_of(backbone, data, documents=(2, 3), questions=1)
     groups = [sampler.qa(index) for index in range(10)]
-    extractor = Extractor.from_backbone(backbone)
+    subject = Trainer(recipe(), backbone).subject
     asked = []
 
     def answers(compositions, questions, options):
@@ -375,6 +377,6 @@ def test_dev_answers_are_read_from_their_documents_in_order(backbone, data, monk
         return found, None
 
     monkeypatch.setattr("c2kv.training.dev.decode", answers)
-    scores = dev_scores(backbone, extractor, sampler.template, groups)
+    scores = dev_scores(backbone, subject, sampler.template, groups)
     assert asked == [group.questions[0].question for group in groups]
     assert scores["dev_f1"] == pytest.approx(80)  # two batches, one miss each

@@ -10,7 +10,6 @@ from torch import Tensor
 from c2kv.backbone import Backbone
 
 
-@torch.no_grad()
 def full_kv(backbone: Backbone, ids: Sequence[int]) -> Tensor:
     """The backbone's KV of one document alone (token ids), keys before RoPE
     [layers, 2, kv_heads, n, head_dim]."""

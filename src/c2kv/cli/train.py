@@ -44,8 +44,8 @@ def run_train(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(_plan(recipe, trainer))
         return 0
-    trainer.train()
-    print(f"extractor written to {trainer.output / 'extractor'}")
+    folder = trainer.train()
+    print(f"{trainer.subject.finished} written to {folder}")
     return 0
 
 
@@ -56,17 +56,17 @@ def _plan(recipe: Recipe, trainer: Any) -> str:
 
     import yaml
 
-    backbone, extractor = trainer.backbone, trainer.extractor
-    count = sum(p.numel() for p in extractor.parameters())
+    backbone = trainer.backbone
+    count = sum(p.numel() for p in trainer.subject.loss.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in backbone.model.parameters())
     seconds = trainer.probe()
-    # Weights, and the extractor's gradient and two moments in float32.
+    # The backbone, and of what is trained weights, gradient and two moments in float32.
     state = 4 * 4 * count + whole * backbone.dtype.itemsize
     resolved = yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False)
     hours = seconds * recipe.steps / 3600
     return (
         f"{resolved}\n"
-        f"extractor      {count:,} parameters, {count / whole:.1%} of the backbone\n"
+        f"trained        {count:,} parameters, {count / whole:.1%} of the backbone\n"
         f"memory         {human_bytes(state)} of weights and optimizer, before activations\n"
         + "".join(
             f"data           {s['source']}: {s['records']} records, {s['bad']} bad, "

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from c2kv.errors import ConfigError, DataError
-from c2kv.extractor import Extractor
 from c2kv.training.recipe import Recipe
+from c2kv.training.subject import Subject
 
 _KEPT = 2
 
@@ -24,16 +24,16 @@ def checkpoints(recipe: Recipe) -> list[Path]:
 
 
 def save(
-    recipe: Recipe, step: int, extractor: Extractor, steps: int, optimizer: torch.optim.Optimizer
+    recipe: Recipe, step: int, subject: Subject, steps: int, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Write what step `step` of the run left (the extractor's steps, those of runs before it
-    included, are `steps`), and drop all but the newest checkpoints."""
+    """Write what step `step` of the run left (`steps` in all, those of runs before it included),
+    and drop all but the newest checkpoints."""
     folder = Path(recipe.output) / "checkpoints" / f"step-{step:07d}"
     if folder.exists():
         return
     partial = folder.with_name(f".{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
-    extractor.save_pretrained(partial, dtype=torch.float32, steps=steps)
+    subject.save(partial, steps)
     torch.save(optimizer.state_dict(), partial / "optimizer.pt")
     state = {"step": step, "recipe": recipe.digest, "settings": asdict(recipe)}
     (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")

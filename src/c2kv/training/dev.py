@@ -1,4 +1,4 @@
-"""Dev scores: does the extractor read? Answers with their documents, and with wrong ones."""
+"""Dev scores: does what is trained read? Answers with their documents, and with wrong ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from c2kv.backbone import Backbone
 from c2kv.decode import DecodingOptions, decode
 from c2kv.evaluation.metrics import f1
-from c2kv.extractor import Extractor
-from c2kv.library import Compressed, SegmentLibrary
+from c2kv.library import SegmentLibrary
 from c2kv.methods.recompute import prefill
 from c2kv.prompt import PromptTemplate
-from c2kv.training.loss import Group, group_loss
+from c2kv.training.loss import Group
+from c2kv.training.subject import Subject
 
 _BATCH = 8
 
 
 @torch.no_grad()
 def dev_scores(
-    backbone: Backbone, extractor: Extractor, template: PromptTemplate, groups: Sequence[Group]
+    backbone: Backbone, subject: Subject, template: PromptTemplate, groups: Sequence[Group]
 ) -> dict[str, float]:
     """Answer NLL in nats a token, with the right documents and with those of the next group, the
     gap between them, and F1 (percent) of greedy answers. Groups hold one question each."""
@@ -32,7 +32,7 @@ def dev_scores(
         order = tuple(range(len(other.documents)))
         wrong = Group(other.documents, (replace(question, documents=order),))
         for name, group in (("right", own), ("wrong", wrong)):
-            loss, count = group_loss(backbone, extractor, group)
+            loss, count = subject.total(group)
             totals[name] += loss.item()
         tokens += count
     right, wrong_nll = (total / tokens for total in totals.values())
@@ -40,14 +40,14 @@ def dev_scores(
         "dev_nll_right": right,
         "dev_nll_wrong": wrong_nll,
         "dev_gap": wrong_nll - right,
-        "dev_f1": _answer_f1(backbone, extractor, template, groups),
+        "dev_f1": _answer_f1(backbone, subject, template, groups),
     }
 
 
 def _answer_f1(
-    backbone: Backbone, extractor: Extractor, template: PromptTemplate, groups: Sequence[Group]
+    backbone: Backbone, subject: Subject, template: PromptTemplate, groups: Sequence[Group]
 ) -> float:
-    library = SegmentLibrary(backbone, Compressed(backbone, extractor), template.digest)
+    library = SegmentLibrary(backbone, subject.maker(), template.digest)
     longest = max(len(group.questions[0].answer) for group in groups)
     options = DecodingOptions.of(backbone, max_new_tokens=longest)
     text = template.tokenizer.decode

@@ -60,20 +60,23 @@ def group_loss(
         some = [group.documents[i] for i in batch]
         got = extract(backbone, extractor, some, ratio, gradient_checkpointing)
         kvs.update(zip(batch, got, strict=True))
-    rows = [_compose(backbone, kvs, group, q, ratio) for q in group.questions]
+    rows = []
+    for q in group.questions:
+        rows.append(compose(backbone, prefix_kv(backbone, q.prefix), kvs, group, q, ratio))
     logits, targets = answer_logits(backbone, rows, group.questions)
     loss = F.cross_entropy(logits.float(), targets, reduction="sum")
     if distill:
-        teacher = recomputed_logits(backbone, group).float().log_softmax(-1)
+        with torch.no_grad():
+            teacher = recomputed_logits(backbone, group)[0].float().log_softmax(-1)
         student = logits.float().log_softmax(-1)
         kl = F.kl_div(student, teacher, log_target=True, reduction="sum")
         loss = (1 - distill) * loss + distill * kl
     return loss, len(targets)
 
 
-@torch.no_grad()
-def recomputed_logits(backbone: Backbone, group: Group) -> Tensor:
-    """Full recompute's logits that predict each answer token [answer tokens, vocab]."""
+def recomputed_logits(backbone: Backbone, group: Group) -> tuple[Tensor, Tensor]:
+    """Full recompute's logits that predict each answer token [answer tokens, vocab], and those
+    tokens."""
     empty = torch.empty(
         backbone.num_layers,
         2,
@@ -87,7 +90,7 @@ def recomputed_logits(backbone: Backbone, group: Group) -> Tensor:
     for q in group.questions:
         source = (token for index in q.documents for token in group.documents[index])
         whole.append(replace(q, question=(*q.prefix, *source, *q.question)))
-    return answer_logits(backbone, [(empty, 0)] * len(whole), whole)[0]
+    return answer_logits(backbone, [(empty, 0)] * len(whole), whole)
 
 
 def _batches(documents: Sequence[Sequence[int]], padding: float) -> list[list[int]]:
@@ -109,18 +112,29 @@ def prefix_kv(backbone: Backbone, ids: tuple[int, ...]) -> Tensor:
     return prefill(backbone, ids).prefix.clone()  # out of inference mode
 
 
-def _compose(
-    backbone: Backbone, kvs: Mapping[int, Tensor], group: Group, question: Question, ratio: int
+def compose(
+    backbone: Backbone,
+    prefix: Tensor,
+    kvs: Mapping[int, Tensor],
+    group: Group,
+    question: Question,
+    ratio: int,
 ) -> tuple[Tensor, int]:
-    """Rotated KV [layers, 2, kv_heads, entries, head_dim] and the question's position."""
-    parts, offset = [prefix_kv(backbone, question.prefix)], len(question.prefix)
+    """A question's documents (`kvs` before RoPE, by number) behind a rotated prefix: KV
+    [layers, 2, kv_heads, entries, head_dim], and the question's position. Differentiable."""
+    parts, offset = [prefix], len(question.prefix)
     for index in question.documents:
-        kv, span = kvs[index], len(group.documents[index])
-        at = Placement(offset, span, ratio, 0, kv.shape[3])
-        cos, sin = backbone.cos_sin(at.positions())
-        parts.append(torch.stack((rotate(kv[:, 0], cos, sin), kv[:, 1]), dim=1))
+        span = len(group.documents[index])
+        parts.append(placed(backbone, kvs[index], offset, span, ratio))
         offset += span
     return torch.cat(parts, dim=3), offset
+
+
+def placed(backbone: Backbone, kv: Tensor, offset: int, span: int, ratio: int) -> Tensor:
+    """A document's KV with its keys rotated to where it stands. Differentiable."""
+    at = Placement(offset, span, ratio, 0, kv.shape[3])
+    cos, sin = backbone.cos_sin(at.positions())
+    return torch.stack((rotate(kv[:, 0], cos, sin), kv[:, 1]), dim=1)
 
 
 def answer_logits(

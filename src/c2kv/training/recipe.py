@@ -18,6 +18,8 @@ _DECIDE_NOTHING = (
     *("output", "checkpoint_every", "evaluate_every", "dev_samples", "dev", "trackers"),
     *("gradient_checkpointing", "shard"),
 )
+TRAINS = ("extractor", "block", "block-lora")
+SCHEDULES = ("cosine", "linear")
 OBJECTIVES = ("sft", "reconstruct", "continue")
 
 
@@ -55,18 +57,21 @@ class Stage:
 class Recipe:
     """The paper's settings are the defaults; see `recipes/` for whole runs.
 
-    start: an extractor (folder or hub id) to go on from, of the same variant, instead of a fresh
-    one; ratios: drawn per sample when given (one extractor for several ratios); groups: groups of
-    questions in a step, over all processes; documents: fewest and most in a sample; exclude:
-    evaluation data, whose passages and questions are dropped from the training data; distill:
-    share of the loss that follows full recompute's distribution instead of the answer;
-    gradient_checkpointing: less memory for about a third more computation; shard: spread the
-    frozen backbone over the processes (FSDP) instead of holding all of it in each; trackers: of
-    Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
+    trains: `extractor`, or the backbone itself for Block-Attention (`block`, or `block-lora` with
+    adapters of rank `lora_rank`); start: an extractor (folder or hub id) to go on from, of the
+    same variant, instead of a fresh one; ratios: drawn per sample when given (one extractor for
+    several ratios); groups: groups of questions in a step, over all processes; documents: fewest
+    and most in a sample; exclude: evaluation data, whose passages and questions are dropped from
+    the training data; distill: share of the loss that follows full recompute's distribution
+    instead of the answer; gradient_checkpointing: less memory for about a third more computation;
+    shard: spread the frozen backbone over the processes (FSDP) instead of holding all of it in
+    each; trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
 
     model: str
     data: tuple[DataSource, ...]
     output: str
+    trains: str = "extractor"
+    lora_rank: int = 16
     stages: tuple[Stage, ...] = (Stage(1250),)
     dev: tuple[DataSource, ...] = ()
     exclude: tuple[DataSource, ...] = ()
@@ -87,6 +92,7 @@ class Recipe:
     gradient_checkpointing: bool = False
     shard: bool = False
     learning_rate: float = 5e-5
+    schedule: str = "cosine"
     final_learning_rate: float = 0.0
     warmup_steps: int = 500
     weight_decay: float = 0.1
@@ -104,7 +110,10 @@ class Recipe:
             raise ConfigError(f"ratio {self.ratio}, the default one, is not among {self.ratios}")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
-        for name in ("groups", "questions", "checkpoint_every", "evaluate_every"):
+        for name, known in (("trains", TRAINS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} '{getattr(self, name)}' is unknown; use one of {known}")
+        for name in ("lora_rank", "groups", "questions", "checkpoint_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not positive")
         if not 0 <= self.distill <= 1:

@@ -1,4 +1,4 @@
-"""The trainer: AdamW over the extractor alone, with exact resume, on one process or many."""
+"""The trainer: AdamW over what a recipe trains, with exact resume, on one process or many."""
 
 from __future__ import annotations
 
@@ -14,64 +14,24 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
 from tqdm import tqdm
 
 from c2kv.backbone import Backbone
 from c2kv.errors import ConfigError, TrainingError
-from c2kv.extractor import Extractor
-from c2kv.models import weights_digest
 from c2kv.prompt import PromptTemplate
+from c2kv.training.block import BlockSubject
 from c2kv.training.checkpoint import checkpoints, load, save
 from c2kv.training.corpus import Corpus, HeldOut
 from c2kv.training.dev import dev_scores
-from c2kv.training.loss import PADDING, Group, group_loss, prefix_kv
+from c2kv.training.loss import Group
 from c2kv.training.recipe import DataSource, Recipe, Stage
 from c2kv.training.samples import SampleOptions, Sampler
-from c2kv.training.shard import shard
-
-
-class _MeanLoss(nn.Module):
-    """What DDP wraps: the extractor as a module, the frozen backbone beside it."""
-
-    def __init__(self, backbone: Backbone, extractor: Extractor, recipe: Recipe):
-        super().__init__()
-        self.extractor = extractor
-        self._recipe = recipe
-        self._backbone = [backbone]  # in a list: not a submodule, so neither synced nor saved
-
-    def forward(self, group: Group, ratio: int) -> Tensor:
-        loss, tokens = group_loss(
-            self._backbone[0],
-            self.extractor,
-            group,
-            ratio,
-            self._recipe.distill,
-            self._recipe.gradient_checkpointing,
-            # Processes that share weights must call the same layers equally often.
-            math.inf if self._recipe.shard else PADDING,
-        )
-        return loss / tokens
-
-
-def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
-    """What a run's first step starts from."""
-    if recipe.start is None:
-        extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
-    else:
-        extractor = Extractor.from_pretrained(recipe.start, backbone)
-        if extractor.config.variant != recipe.variant:
-            raise ConfigError(
-                f"start '{recipe.start}' is {extractor.config.variant}, the recipe's variant is "
-                f"{recipe.variant}; they must be the same"
-            )
-    extractor.config = replace(extractor.config, ratio=recipe.ratio, ratios=recipe.ratios)
-    return extractor
+from c2kv.training.subject import ExtractorSubject, Subject
 
 
 class Trainer:
     """One run of a recipe. Everything it writes is under `recipe.output`: `checkpoints/`,
-    `metrics.jsonl`, and the finished extractor in `extractor/`."""
+    `metrics.jsonl`, and what was trained in `extractor/` (or `model/`)."""
 
     def __init__(self, recipe: Recipe, backbone: Backbone, resume: bool = False):
         self.recipe = recipe
@@ -107,28 +67,23 @@ class Trainer:
                 f"'{self.output}' holds checkpoints of an earlier run; pass --resume to go on, or "
                 "choose another output"
             )
-        self.step = 0
-        if earlier:
-            extractor = Extractor.from_pretrained(earlier[-1], backbone)
+        self.step, state = load(earlier[-1], recipe) if earlier else (0, None)
+        checkpoint = earlier[-1] if earlier else None
+        self.subject: Subject
+        if recipe.trains == "extractor":
+            self.subject = ExtractorSubject(recipe, backbone, self.sampler, checkpoint, self.step)
         else:
-            extractor = _fresh(recipe, backbone)
-        self.extractor = extractor.float()
-        trained = [p for p in self.extractor.parameters() if p.requires_grad]
+            self.subject = BlockSubject(recipe, backbone, checkpoint)
+        trained = [p for p in self.subject.loss.parameters() if p.requires_grad]
         decay = {
             "params": [p for p in trained if p.dim() > 1],
             "weight_decay": recipe.weight_decay,
         }
         plain = {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW([decay, plain], recipe.learning_rate, recipe.betas)
-        if earlier:
-            self.step, state = load(earlier[-1], recipe)
+        if state is not None:
             self.optimizer.load_state_dict(state)
-        if recipe.shard:
-            for prefix in self.sampler.prefixes:  # all now: later each process asks for its own
-                prefix_kv(backbone, prefix)
-            shard(backbone)
-        self._earlier = extractor.config.steps - self.step  # steps of the runs before this one
-        self.module = self.accelerator.prepare(_MeanLoss(backbone, self.extractor, recipe))
+        self.module = self.accelerator.prepare(self.subject.loss)
 
     def _corpora(
         self, sources: Sequence[DataSource], held_out: HeldOut
@@ -136,11 +91,11 @@ class Trainer:
         tokens = self.recipe.document_tokens
         return [(Corpus.of(s, self.template, tokens, held_out), s.weight) for s in sources]
 
-    def train(self, until: int | None = None) -> Extractor:
-        """Run to the end (or to step `until`), saving on the way. Raises TrainingError when the
+    def train(self, until: int | None = None) -> Path:
+        """Run to the end (or to step `until`), saving on the way; returns the folder of what was
+        trained. Raises TrainingError when the
         loss is not finite; the last good checkpoint stays. Ctrl-C saves and goes on up."""
         recipe, total = self.recipe, self.recipe.steps if until is None else until
-        before = weights_digest(self.backbone.model)
         if recipe.trackers:
             self.accelerator.init_trackers("c2kv")
         for counts in self.sources:
@@ -171,11 +126,10 @@ class Trainer:
         self._save()
         if self.step == recipe.steps:
             self.evaluate()
-        if weights_digest(self.backbone.model) != before:
-            raise TrainingError("the backbone changed while training; the result is not valid")
+        folder = self.output / self.subject.finished
         if self.accelerator.is_main_process:
-            self.extractor.save_pretrained(self.output / "extractor", steps=self._steps)
-        return self.extractor
+            self.subject.finish(folder, self._steps)
+        return folder
 
     def probe(self) -> float:
         """Seconds that the losses and gradients of the next step take; nothing is changed."""
@@ -192,14 +146,16 @@ class Trainer:
             return
         start = time.perf_counter()
         groups = [self.dev.qa(i) for i in range(self.recipe.dev_samples)]
-        with self.accelerator.autocast():
-            scores = dev_scores(self.backbone, self.extractor, self.template, groups)
+        # Weights kept in float32 answer in float32.
+        mixed = self.backbone.dtype == torch.bfloat16
+        with self.accelerator.autocast() if mixed else nullcontext():
+            scores = dev_scores(self.backbone, self.subject, self.template, groups)
         self._log({"step": self.step, **scores, "seconds": _since(start)})
 
     @property
     def _steps(self) -> int:
-        """The extractor's steps, those of earlier runs included."""
-        return self._earlier + self.step
+        """All steps that what is trained has seen, those of earlier runs included."""
+        return self.subject.earlier + self.step
 
     def _one_step(self) -> dict[str, Any]:
         recipe, start = self.recipe, time.perf_counter()
@@ -264,13 +220,15 @@ class Trainer:
         return self.recipe.stages[-1]
 
     def _learning_rate(self) -> float:
-        """Linear warm-up, then a cosine to the final rate at the recipe's last step."""
+        """Linear warm-up, then down to the final rate at the recipe's last step."""
         recipe = self.recipe
         if self.step < recipe.warmup_steps:
             return recipe.learning_rate * (self.step + 1) / recipe.warmup_steps
         done = (self.step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps)
+        left = 1 - min(1.0, done)
+        share = left if recipe.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
         low, high = recipe.final_learning_rate, recipe.learning_rate
-        return low + (high - low) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+        return low + (high - low) * share
 
     def _log(self, metrics: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
@@ -282,7 +240,7 @@ class Trainer:
 
     def _save(self) -> None:
         if self.accelerator.is_main_process:
-            save(self.recipe, self.step, self.extractor, self._steps, self.optimizer)
+            save(self.recipe, self.step, self.subject, self._steps, self.optimizer)
 
 
 def _since(start: float) -> float:
