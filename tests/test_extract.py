@@ -7,7 +7,7 @@ from c2kv.errors import ConfigError, DocumentError
 from c2kv.extractor import Extractor, extract
 from c2kv.extractor import flow as flow_module
 from conftest import backbone_of, noisy_extractor, random_ids
-from oracle import extract_dense, extraction_pass
+from oracle import extract_dense, extraction_pass, visibility
 
 RATIOS = (1, 2, 3, 4, 7, 16)
 LENGTHS = (1, 2, 5, 16, 37, 64, 600)
@@ -154,3 +154,34 @@ def test_gradient_checkpointing_changes_memory_alone(variant):
     assert less < more / 3
     for one, other in zip([*kvs, *gradients], [*same_kvs, *same_gradients], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def anchor_visibility(n, ratio):
+    """As oracle.visibility, for anchors: a source token sees its own block up to itself, and the
+    anchors before it."""
+    visible = visibility(n, ratio).clone()
+    for row in range(n):
+        own = row // ratio
+        for col in range(n):
+            visible[row, col] = col <= row and col // ratio == own
+        for anchor in range(visible.shape[0] - n):
+            visible[row, n + anchor] = anchor < own
+    return visible
+
+
+@pytest.mark.parametrize("ratio", [1, 3, 4, 16])
+def test_anchors_match_a_dense_pass_with_their_own_mask(backbone, monkeypatch, ratio):
+    extractor = noisy_extractor(backbone, ratio, "anchor")
+    documents = [random_ids(n, seed=n) for n in (1, 5, 37)]
+    monkeypatch.setattr("oracle.visibility", anchor_visibility)
+    for ids, kv in zip(documents, extract(backbone, extractor, documents), strict=True):
+        expected = extract_dense(backbone.model, extractor, ids, ratio, False)
+        torch.testing.assert_close(kv, expected, atol=1e-4, rtol=1e-4)
+    extractor.zero_grad()
+    kv.square().sum().backward()
+    got = {n: p.grad.clone() for n, p in extractor.named_parameters() if p.requires_grad}
+    extractor.zero_grad()
+    expected.square().sum().backward()
+    for name, gradient in got.items():
+        wanted = dict(extractor.named_parameters())[name].grad
+        torch.testing.assert_close(gradient, wanted, atol=1e-2, rtol=1e-3, msg=name)

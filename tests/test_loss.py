@@ -113,3 +113,18 @@ def test_documents_are_batched_by_like_lengths(llama, monkeypatch, padding, batc
         alone = group_loss(llama, extractor, group, padding=1.0)[0]
     assert len(passes) == batches + 4
     torch.testing.assert_close(got, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_anchors_are_trained_on_documents_read_together(llama):
+    extractor = noisy_extractor(llama, 4, "anchor")
+    with torch.no_grad():
+        got, _ = group_loss(llama, extractor, GROUP)
+        whole = []
+        for q in QUESTIONS:
+            ids = tuple(t for i in q.documents for t in DOCUMENTS[i])
+            one = Question(q.prefix, (0,), q.question, q.answer)
+            whole.append(group_loss(llama, extractor, Group((ids,), (one,)))[0])
+        (apart,) = extract(llama, extractor, [DOCUMENTS[2]])
+        together = extract(llama, extractor, [(*DOCUMENTS[0][:12], *DOCUMENTS[2])])[0][..., 3:, :]
+    torch.testing.assert_close(got, sum(whole), atol=1e-3, rtol=1e-4)
+    assert not torch.allclose(apart, together, atol=1e-2)  # they hold what came before them

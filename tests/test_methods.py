@@ -313,3 +313,17 @@ def backbone_with(embedded):
     from tiny import tiny_model
 
     return Backbone(tiny_model("llama", vocab_size=len(embedded.tokenizer)), embedded.tokenizer)
+
+
+def test_anchors_read_together_or_apart(llama):
+    library = SegmentLibrary(llama, Compressed(llama, noisy_extractor(llama, 4, "anchor")), "t")
+    materials = Materials(llama, materials_of(llama).full, lambda variant: library)
+    documents = documents_of(llama, spans=(8, 12))
+    apart, joint = (
+        run(llama, n, documents, materials=materials) for n in ("anchor", "anchor-joint")
+    )
+    assert apart.composition.entries == joint.composition.entries == 5 + 2 + 3
+    assert [s.span for s in joint.composition.segments] == [20]
+    first = slice(0, 5 + 2)
+    close(kv(apart)[..., first, :], kv(joint)[..., first, :])
+    assert not torch.allclose(kv(apart), kv(joint), atol=1e-2)

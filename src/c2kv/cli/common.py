@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from c2kv.document import Document
     from c2kv.engine import Engine
 
-VARIANTS = ("plain", "residual")
+VARIANTS = ("plain", "residual", "anchor")
 SUFFIXES = (".txt", ".md", ".rst")
 
 

@@ -10,7 +10,8 @@ from c2kv.errors import ConfigError
 
 CONFIG_FILE = "extractor.json"
 FORMAT_VERSION = 1
-VARIANTS = ("plain", "residual")
+# What an extractor computes; `anchor` is the paper's contrast: KV that cannot be composed.
+VARIANTS = ("plain", "residual", "anchor")
 MAX_RATIO = 64
 _KINDS = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": tuple}
 
@@ -19,11 +20,11 @@ _KINDS = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": tuple}
 class ExtractorConfig:
     """Written as `extractor.json` beside the weights.
 
-    ratio: source tokens per C2Token, 1 to 64. ratios: all it was trained for, where these are
-    several. variant: `plain`, or `residual` (C2KV-Residual,
-    which adds the block's mean embedding to the C2Token's). backbone, backbone_digest: what it
-    was made for. steps: training steps done; 0 is an untrained extractor. weights_digest: of
-    the weights beside it (`Extractor.digest`), checked on loading."""
+    ratio: source tokens per C2Token, 1 to 64; ratios: all it was trained for, where these are
+    several. variant: `plain`, `residual` (C2KV-Residual, which adds the block's mean embedding to
+    the C2Token's) or `anchor` (source tokens see earlier anchors, not earlier source tokens).
+    backbone, backbone_digest: what it was made for. steps: training steps done; 0 is an untrained
+    extractor. weights_digest: of the weights beside it (`Extractor.digest`), checked on loading."""
 
     ratio: int
     variant: str

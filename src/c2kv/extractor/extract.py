@@ -12,9 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 from c2kv.backbone import Backbone
 from c2kv.errors import DocumentError
+from c2kv.extractor.anchor import extract_anchors
 from c2kv.extractor.config import check_ratio
 from c2kv.extractor.flow import BlockLayout, attend
 from c2kv.extractor.model import Extractor, QKVHeads
+from c2kv.extractor.project import finish_layer, pad_ids, project
 from c2kv.rotary import rotate
 
 
@@ -38,13 +40,11 @@ def extract(
     device = backbone.device
     ratio = extractor.config.ratio if ratio is None else ratio
     check_ratio(ratio)
+    if extractor.config.variant == "anchor":
+        return extract_anchors(backbone, extractor, documents, ratio)
     layout = BlockLayout.of(lengths, ratio, device, backbone.dtype)
-    ids = torch.zeros(len(lengths), layout.span, dtype=torch.long)
-    for row, document in zip(ids, documents, strict=True):
-        row[: len(document)] = torch.as_tensor(document)
-
     with torch.no_grad():
-        source = backbone.embed_tokens(ids.to(device))
+        source = backbone.embed_tokens(pad_ids(documents).to(device))
         source_angles = backbone.cos_sin(torch.arange(layout.span, device=device)[None])
         carry_angles = backbone.cos_sin(layout.positions())
         means = layout.block_means(source)
@@ -59,7 +59,7 @@ def extract(
         assert isinstance(heads, QKVHeads)
         if index == backbone.num_layers - 1:
             # Nothing reads hidden states after the last layer's keys and values.
-            _, keys, values = _project(backbone, index, heads, carry)
+            _, keys, values = project(backbone, index, heads, carry)
         else:
             with torch.no_grad():
                 source, source_keys, source_values = backbone.run_layer(
@@ -89,7 +89,7 @@ def _step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer of the C2Tokens: their new hidden states [batch, m, hidden], and their keys
     before RoPE and values [batch, kv_heads, m, head_dim]."""
-    queries, keys, values = _project(backbone, index, heads, carry)
+    queries, keys, values = project(backbone, index, heads, carry)
     cos, sin = (t[:, None] for t in angles)
     mixed = flow(
         rotate(queries, cos, sin),
@@ -100,22 +100,4 @@ def _step(
         layout,
         backbone.scaling,
     )
-    layer = backbone.layers[index]
-    carry = carry + layer.self_attn.o_proj(mixed)
-    return carry + layer.mlp(layer.post_attention_layernorm(carry)), keys, values
-
-
-def _project(
-    backbone: Backbone, index: int, heads: QKVHeads, carry: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The extractor's q, k, v of one layer, each [batch, heads, m, head_dim], before RoPE."""
-    layer = backbone.layers[index]
-    normed = layer.input_layernorm(carry)
-    shape = (*carry.shape[:-1], -1, backbone.head_dim)
-    queries, keys, values = (
-        projection(normed).view(shape) for projection in (heads.q_proj, heads.k_proj, heads.v_proj)
-    )
-    attention = layer.self_attn
-    if hasattr(attention, "q_norm"):
-        queries, keys = attention.q_norm(queries), attention.k_norm(keys)
-    return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+    return finish_layer(backbone, index, carry, mixed), keys, values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from c2kv.extractor.config import VARIANTS
 from c2kv.methods.base import Materials, Method
 from c2kv.methods.registry import refuse
 from c2kv.methods.reuse import Reuse
@@ -12,6 +11,6 @@ def build(name: str, parameters: list[str], materials: Materials) -> Method:
     """`c2kv` takes the engine's extractor, `c2kv-plain` and `c2kv-residual` one of that variant."""
     if not parameters:
         return Reuse(name, materials.compressed(None))
-    if parameters[0] not in VARIANTS or len(parameters) > 1:
+    if parameters[0] not in ("plain", "residual") or len(parameters) > 1:
         raise refuse(name, "c2kv")
     return Reuse(name, materials.compressed(parameters[0]))

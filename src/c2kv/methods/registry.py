@@ -70,6 +70,7 @@ for _name, _form, _summary in (
     ("naive", "naive-stride|norm-K", "reuse of one in K entries of each document"),
     ("c2kv", "c2kv[-plain|-residual]", "an extractor's segments: k-times fewer entries"),
     ("hybrid", "hybrid-N|all", "the first N documents by reuse, the rest by c2kv"),
+    ("anchor", "anchor[-joint]", "anchor tokens, which do not compose: a contrast"),
     ("random", "random", "c2kv with an untrained extractor: a control"),
 ):
     register(_name, _form, _summary, f"c2kv.methods.{_name}")

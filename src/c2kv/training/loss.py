@@ -49,12 +49,14 @@ def group_loss(
 ) -> tuple[Tensor, int]:
     """Sum over answer tokens of next-token cross-entropy (scalar), and their number.
 
-    Documents are extracted alone and concatenated behind each question's prefix; gradients reach
-    the extractor only. The same as the questions one at a time. `distill` (0 to 1) is the share
-    of the loss that is KL(full recompute || C2KV) on the same tokens instead.
-    `gradient_checkpointing` is that of `extract`; its batches hold at most `padding` padded
-    tokens per real one."""
+    Documents are extracted alone and concatenated behind each question's prefix (anchors: each
+    question's documents together); gradients reach the extractor only. The same as the questions
+    one at a time. `distill` (0 to 1) is the share of the loss that is KL(full recompute || C2KV)
+    on the same tokens instead. `gradient_checkpointing` is that of `extract`; its batches hold at
+    most `padding` padded tokens per real one."""
     ratio = extractor.config.ratio if ratio is None else ratio
+    if extractor.config.variant == "anchor":
+        group = _joined(group)
     kvs: dict[int, Tensor] = {}
     for batch in _batches(group.documents, padding):
         some = [group.documents[i] for i in batch]
@@ -91,6 +93,15 @@ def recomputed_logits(backbone: Backbone, group: Group) -> tuple[Tensor, Tensor]
         source = (token for index in q.documents for token in group.documents[index])
         whole.append(replace(q, question=(*q.prefix, *source, *q.question)))
     return answer_logits(backbone, [(empty, 0)] * len(whole), whole)
+
+
+def _joined(group: Group) -> Group:
+    """Each question over one document, all of its own in a row: an anchor compresses an input."""
+    whole, questions = [], []
+    for number, q in enumerate(group.questions):
+        whole.append(tuple(token for index in q.documents for token in group.documents[index]))
+        questions.append(replace(q, documents=(number,)))
+    return Group(tuple(whole), tuple(questions))
 
 
 def _batches(documents: Sequence[Sequence[int]], padding: float) -> list[list[int]]:
