@@ -1,0 +1,101 @@
+"""KV deviation: how far a method's KV is from full recompute's for the same tokens.
+
+Relative norm of the difference over the documents' tokens, keys (rotated) and values together,
+by layer and over all layers (the paper's Figure 2). Only methods with an entry for every token
+have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from c2kv.document import Document
+from c2kv.engine import Engine
+from c2kv.errors import ConfigError
+
+SWEEP = (
+    "reuse",
+    *(f"epic-{k}" for k in (1, 2, 4, 8, 16, 32, 64)),
+    *(f"cacheblend-{share}" for share in (0.05, 0.1, 0.15, 0.2, 0.4, 0.7, 1.0)),
+)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """recomputed: share of the documents' token·layer products that were computed online."""
+
+    method: str
+    recomputed: float
+    deviation: float
+    by_layer: list[float]
+
+
+def deviations(
+    engine: Engine,
+    documents: Sequence[Document],
+    methods: Sequence[str] = SWEEP,
+    progress: Callable[[], object] = lambda: None,
+) -> Iterator[Deviation]:
+    """The deviation of each method on one prompt of these documents. Raises ConfigError for a
+    method that keeps fewer entries than tokens."""
+    exact = _document_kv(engine, documents, "recompute")[0]
+    size = exact.square().sum(dim=(1, 2, 3, 4))
+    products = sum(d.tokens for d in documents) * engine.backbone.num_layers
+    for method in methods:
+        kv, recomputed = _document_kv(engine, documents, method)
+        if kv.shape != exact.shape:
+            raise ConfigError(
+                f"method '{method}' keeps {kv.shape[3]} entries of {exact.shape[3]} tokens: its KV "
+                "cannot be set beside full recompute's; leave it out"
+            )
+        off = (kv - exact).square().sum(dim=(1, 2, 3, 4))
+        by_layer = (off / size).sqrt().tolist()
+        whole = (off.sum() / size.sum()).sqrt().item()
+        yield Deviation(method, min(1.0, recomputed / products), whole, by_layer)
+        progress()
+
+
+def _document_kv(engine: Engine, documents: Sequence[Document], method: str) -> tuple[Tensor, int]:
+    """KV of the documents' entries [layers, 2, kv_heads, entries, head_dim] in float32, and the
+    token·layer products it took online."""
+    got = engine.prefill(documents, method)
+    prefix = got.composition.question_position - sum(d.tokens for d in documents)
+    with torch.no_grad():
+        kv = got.composition.open(room=0).arena[:, :, 0, :, prefix:].float()
+    return kv, got.recomputed
+
+
+def plot(rows: Sequence[Deviation], path: Path, title: str) -> None:
+    """Deviation over the share recomputed, a line a family (PNG or SVG, by the file's ending)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    families: dict[str, list[Deviation]] = {}
+    for row in rows:
+        families.setdefault(row.method.split("-")[0], []).append(row)
+    start = families.pop("reuse", [])
+    for family, marker in zip(families, "osD^v", strict=False):
+        line = sorted([*start, *families[family]], key=lambda row: row.recomputed)
+        xs, ys = [100 * r.recomputed for r in line], [r.deviation for r in line]
+        axes.plot(xs, ys, marker=marker, markersize=5, linewidth=1.6, label=family)
+    if start:
+        axes.axhline(start[0].deviation, color="0.6", linewidth=1, linestyle=":")
+        axes.annotate(
+            "reuse: nothing recomputed", (100, start[0].deviation), ha="right", va="bottom"
+        )
+    axes.set(xlabel="recomputed (% of tokens × layers)", ylabel="KV deviation from full recompute")
+    axes.set_title(title, fontsize=10)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    if families:
+        axes.legend(frameon=False)
+    figure.savefig(path, dpi=160)
