@@ -65,7 +65,7 @@ def main():
 
             def request(method, forget=False, documents=documents):
                 if forget:
-                    engine.library.forget()
+                    engine.forget()
                 engine.prefill(documents, method).composition.open(room=160)
 
             medians = interleaved(

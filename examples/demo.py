@@ -42,7 +42,7 @@ def main():
 
         print("\n2. Composed in two orders, from the same segments, and asked as one batch:")
         texts = [q["question"] for q in asked]
-        engine.library.forget()
+        engine.forget()
         answers = {
             "c2kv, from disk": engine.ask(texts, documents, max_new_tokens=24),
             "c2kv, reversed": engine.ask(texts, documents[::-1], max_new_tokens=24),

@@ -64,7 +64,7 @@ def test_reports_say_where_segments_came_from(engine, documents):
         return (r.segments_from_memory, r.segments_from_disk, r.segments_extracted)
 
     assert source(engine.ask("Who?", documents, max_new_tokens=2)) == (2, 0, 0)
-    engine.library.forget()
+    engine.forget()
     assert source(engine.ask("Who?", documents, max_new_tokens=2)) == (0, 2, 0)
     new = engine.document("A third one, about Mona.", name="third")
     answer = engine.ask("Who?", [new, documents[0]], max_new_tokens=2)
@@ -85,7 +85,7 @@ def test_reports_count_what_was_placed(engine, documents, extractor, embedded):
 
 def test_answers_do_not_depend_on_where_segments_came_from(engine, documents):
     fresh = engine.ask("What is the captain called?", documents, max_new_tokens=12)
-    engine.library.forget()
+    engine.forget()
     loaded = engine.ask("What is the captain called?", documents, max_new_tokens=12)
     assert fresh.token_ids == loaded.token_ids
     turned = engine.ask("What is the captain called?", documents[::-1], max_new_tokens=12)
@@ -94,7 +94,7 @@ def test_answers_do_not_depend_on_where_segments_came_from(engine, documents):
 
 def test_a_damaged_segment_is_extracted_again_and_said_so(engine, documents):
     expected = engine.ask("Who?", documents, max_new_tokens=8).token_ids
-    engine.library.forget()
+    engine.forget()
     path = next(engine.library.store.root.glob("??/*.safetensors"))
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1

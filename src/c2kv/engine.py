@@ -153,6 +153,11 @@ class Engine:
         opened = None if store is None else FolderStore(store)
         return cls(backbone, made, opened, system, segment_tokens)
 
+    def forget(self) -> None:
+        """Drop all segments that memory holds (not the store): the next request reads from disk."""
+        for library in self._libraries.values():
+            library.forget()
+
     def document(self, text: str, name: str = "", title: str | None = None) -> Document:
         """Tokenise and cut a document, without extracting it. Raises DocumentError if empty."""
         try:
