@@ -77,6 +77,7 @@ def measure(engine, documents, methods, repeats):
     for _ in range(repeats):
         for method in methods:
             runs[method].append(request(engine, documents, method))
+    for _ in range(repeats):
         for method in methods:
             if method != "recompute":
                 disk[method].append(request(engine, documents, method, forget=True)["ready"])
