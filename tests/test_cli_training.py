@@ -43,15 +43,32 @@ def test_a_trained_extractor_answers_and_is_measured(recipe, data, model, tmp_pa
     assert main(["train", str(recipe)]) == 0
     extractor = tmp_path / "run" / "extractor"
     assert str(extractor) in capsys.readouterr().out
-    options = ["-m", str(model), "-x", str(extractor), "--store", str(tmp_path / "store")]
+    options = ["-m", str(model), "-x", str(extractor)]
     arguments = ["eval", "qa", *options, "-n", "3", "--per-question", "2", "--max-new-tokens", "4"]
     out = tmp_path / "scores"
     assert main([*arguments, "--out", str(out), "--json", str(data)]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert not result["untrained"] and result["sets"]["train"] == result["mean"]
+    described = result["manifest"]
+    assert not described["untrained"] and result["sets"]["train"] == result["mean"]
+    assert set(described["extractors"]) == {"c2kv", "wrongdoc", "budget", "shuffled"}
+    assert json.loads((out / "manifest.json").read_text()) == described
+    assert not (tmp_path / "store").exists()
     assert set(result["mean"]) >= {"recompute", "c2kv", "wrongdoc", "budget"}
     assert len((out / "train.jsonl").read_text().splitlines()) == 3 * 7
     assert json.loads((out / "summary.json").read_text()) == result
+    # An interrupted run goes on: what is there is kept, half a batch is answered again.
+    lines = (out / "train.jsonl").read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])["id"]
+    mine = [line for line in lines if json.loads(line)["id"] == first]
+    (out / "train.jsonl").write_text("".join(mine) + lines[1] + lines[2][:20])
+    assert main([*arguments, "--out", str(out), "--json", str(data)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["mean"]["c2kv"]["f1"] == result["mean"]["c2kv"]["f1"]
+    assert again["mean"]["c2kv"]["nll"] == pytest.approx(result["mean"]["c2kv"]["nll"], abs=1e-3)
+    resumed = (out / "train.jsonl").read_text().splitlines(keepends=True)
+    assert resumed[: len(mine)] == mine and len(resumed) == 3 * 7
+    assert main([*arguments, "--seed", "5", "--out", str(out), str(data)]) == 1
+    assert "made with another seed" in capsys.readouterr().err
     assert main([*arguments, "--conditions", "recompute,c2kv", str(data)]) == 0
     table = capsys.readouterr().out
     assert "mean of the sets" in table and "recompute" in table and "wrongdoc" not in table

@@ -54,17 +54,21 @@ def engine(embedded):
     return Engine(embedded, Extractor.from_backbone(embedded))
 
 
+def rows_of(*given, **options):
+    return [row for rows in evaluate(*given, **options) for row in rows]
+
+
 EVERY = [Condition.of(name) for name in (*DEFAULT, "wrongdoc:recompute")]
 
 
 @pytest.mark.embedded
 def test_conditions_differ_as_they_should(engine):
-    cases = make_cases(engine, RECORDS, limit=3, documents=2, seed=1)
+    cases = make_cases(engine, RECORDS, limit=3, documents=2, seed=2)
     assert all(len(c.documents) == 2 for c in cases)
     for case in cases:
         own = {d.pieces for d in case.documents}
         assert own.isdisjoint(d.pieces for d in case.wrong)
-    rows = list(evaluate(engine, cases, EVERY, max_new_tokens=20, batch=2))
+    rows = rows_of(engine, cases, EVERY, max_new_tokens=20, batch=2)
     assert len(rows) == 3 * len(EVERY)
     summary = summarize(rows)
     assert summary["recompute"]["f1"] > 5 > summary["noctx"]["f1"]
@@ -95,7 +99,7 @@ def test_scores_do_not_depend_on_the_batch(engine):
     chosen = [Condition.of("recompute"), Condition.of("c2kv")]
     one, three = (
         sorted(
-            evaluate(engine, cases, chosen, max_new_tokens=8, batch=batch),
+            rows_of(engine, cases, chosen, max_new_tokens=8, batch=batch),
             key=lambda row: (row["id"], row["condition"]),
         )
         for batch in (1, 3)
@@ -103,6 +107,29 @@ def test_scores_do_not_depend_on_the_batch(engine):
     for a, b in zip(one, three, strict=True):
         assert a["prediction"] == b["prediction"] and a["id"] == b["id"]
         assert a["nll"] == pytest.approx(b["nll"], abs=1e-3)
+
+
+@pytest.mark.embedded
+def test_a_case_that_does_not_fit_fails_alone(engine, monkeypatch):
+    cases = make_cases(engine, RECORDS, limit=3, documents=2)
+    long = engine.document("word " * 300)
+    cases[1] = replace(cases[1], documents=(long, long))
+    monkeypatch.setattr(engine.backbone, "max_positions", 400)
+    chosen = [Condition.of("recompute"), Condition.of("reuse")]
+    (rows,) = evaluate(engine, cases, chosen, max_new_tokens=4)
+    failed = [row for row in rows if "error" in row]
+    assert {row["id"] for row in failed} == {cases[1].id} and len(failed) == 2
+    assert "400" in failed[0]["error"]
+    summary = summarize(rows)
+    assert summary["reuse"]["scored"] == 2 and summary["reuse"]["failed"] == 1
+    assert all("kl" in row for row in rows if row["condition"] == "reuse" and "error" not in row)
+
+
+@pytest.mark.embedded
+def test_repeated_ids_are_told_apart(engine):
+    records = [*RECORDS[:3], replace(RECORDS[3], id="Brone")]
+    cases = make_cases(engine, records, limit=4, documents=1)
+    assert sorted(c.id for c in cases) == ["Aldwick", "Brone", "Brone#2", "Carrow"]
 
 
 def test_conditions_are_methods_or_controls_of_them():

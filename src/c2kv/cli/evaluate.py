@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,15 @@ def add_commands(commands: Any) -> None:
     qa.add_argument("--max-new-tokens", type=whole_number(1), default=32, metavar="N")
     qa.add_argument("--batch", type=whole_number(1), default=8)
     qa.add_argument("--seed", type=int, default=0)
-    qa.add_argument("--out", type=Path, metavar="DIR", help="write samples and summary here")
+    qa.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="keep manifest, samples and summary here; an interrupted run there is gone on with",
+    )
     qa.add_argument("--json", action="store_true", help="print the summary as JSON")
     add_engine_options(qa, documents="record files")
-    qa.set_defaults(run=run_qa)
+    qa.set_defaults(run=run_qa, store=None)  # what is evaluated once is not worth disk
 
 
 def conditions(text: str) -> list[Condition]:
@@ -44,9 +50,6 @@ def conditions(text: str) -> list[Condition]:
 
 
 def run_qa(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
-    from c2kv.evaluation.qa import evaluate, make_cases, summarize
     from c2kv.training.records import read_records
 
     sets = {}
@@ -56,54 +59,58 @@ def run_qa(args: argparse.Namespace) -> int:
             raise DocumentError(f"two files are called '{name}'; rename one of them")
         sets[name] = list(read_records(source))
     engine = load_engine(args)
+    if args.out is not None:
+        return _run(args, engine, sets, args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(args, engine, sets, Path(folder))
+
+
+def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Path) -> int:
+    from tqdm import tqdm
+
+    from c2kv.evaluation.qa import evaluate, make_cases, summarize
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, write_json
+
+    names = ("limit", "per_question", "seed", "max_new_tokens")
+    settings = {"kind": "qa", **{name: getattr(args, name) for name in names}}
+    described = manifest(engine, args.conditions, settings, args.documents)
+    run = Run(folder, described)
     summaries = {}
     for name, records in sets.items():
         cases = make_cases(engine, records, args.limit, args.per_question, args.seed)
-        rows = []
-        with tqdm(total=len(cases), desc=name, unit="case", file=sys.stderr, leave=False) as bar:
-            for row in evaluate(
-                engine,
-                cases,
-                args.conditions,
-                args.max_new_tokens,
-                args.batch,
-                progress=bar.update,  # type: ignore[arg-type]
-            ):
-                rows.append(row)
-        summaries[name] = summarize(rows)
-        if args.out is not None:
-            args.out.mkdir(parents=True, exist_ok=True)
-            lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-            (args.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    result = {
-        "model": args.model,
-        "backbone_digest": engine.backbone.digest,
-        "extractor_digest": engine.library.maker.digest,
-        "untrained": engine.untrained,
-        "ratio": engine.library.maker.ratio,
-        "questions": args.limit,
-        "documents": args.per_question,
-        "seed": args.seed,
-        "sets": summaries,
-        "mean": _mean(summaries),
-    }
-    if args.out is not None:
-        text = json.dumps(result, indent=2) + "\n"
-        (args.out / "summary.json").write_text(text, encoding="utf-8")
+        done = run.done(name, args.conditions)
+        run.keep(name, done)
+        left = [case for case in cases if case.id not in done]
+        with tqdm(
+            total=len(cases),
+            initial=len(cases) - len(left),
+            desc=name,
+            unit="case",
+            file=sys.stderr,
+            leave=False,
+            disable=None,
+        ) as bar:
+            for rows in evaluate(engine, left, args.conditions, args.max_new_tokens, args.batch):
+                run.append(name, rows)
+                bar.update(len({row["id"] for row in rows}))
+        summaries[name] = summarize(run.rows(name))
+    result = {"manifest": described, "sets": summaries, "mean": _mean(summaries)}
+    write_json(folder / SUMMARY, result)
     print(json.dumps(result, indent=2) if args.json else _tables(result))
-    return 0
+    failed = sum(int(s["failed"]) for summary in summaries.values() for s in summary.values())
+    if failed:
+        print(f"c2kv: {failed} samples failed; see 'error' in the samples", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _mean(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Unweighted means over the sets."""
-    first = next(iter(summaries.values()))
-    return {
-        condition: {
-            name: sum(s[condition][name] for s in summaries.values()) / len(summaries)
-            for name in scores
-        }
-        for condition, scores in first.items()
-    }
+    """Unweighted means over the sets, of scores that every set has."""
+    mean = {}
+    for condition in next(iter(summaries.values())):
+        scores = [summary[condition] for summary in summaries.values()]
+        shared = [name for name in scores[0] if all(name in one for one in scores)]
+        mean[condition] = {n: sum(one[n] for one in scores) / len(scores) for n in shared}
+    return mean
 
 
 def _tables(result: dict[str, Any]) -> str:
@@ -118,4 +125,4 @@ def _tables(result: dict[str, Any]) -> str:
     return "\n\n".join(text)
 
 
-_COLUMNS = (("f1", 1), ("nll", 3), ("entries", 0), ("kl", 3), ("top1", 3))
+_COLUMNS = (("f1", 1), ("nll", 3), ("entries", 0), ("kl", 3), ("top1", 3), ("failed", 0))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +18,18 @@ from c2kv.composition import Composition
 from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
-from c2kv.errors import ConfigError
+from c2kv.errors import C2KVError, ConfigError
 from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.metrics import f1
-from c2kv.prompt import render_document, render_question
+from c2kv.methods.base import Prefilled
+from c2kv.prompt import render_document
 from c2kv.training.loss import Question, answer_logits
 from c2kv.training.records import Passage, Record
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question: its documents, another case's, and the accepted answers."""
+    """One question: its documents, those of another case, and the accepted answers."""
 
     id: str
     documents: tuple[Document, ...]
@@ -43,7 +47,7 @@ def make_cases(
     order = list(records)
     rng.shuffle(order)
     passages = [(r.group, p) for r in records for p in r.documents]
-    cases = []
+    drawn = []
     for record in order[:limit]:
         gold = list(record.supporting or range(len(record.documents)))[:documents]
         chosen = [record.documents[i] for i in gold]
@@ -52,10 +56,27 @@ def make_cases(
         chosen += rest[: documents - len(chosen)]
         chosen += _others(rng, passages, record.group, chosen, documents - len(chosen))
         rng.shuffle(chosen)
-        wrong = _others(rng, passages, record.group, chosen, len(chosen))
+        drawn.append((record, chosen))
+    cases: list[Case] = []
+    times = Counter[str]()
+    for at, (record, chosen) in enumerate(drawn):
+        times[record.id] += 1
+        name = record.id if times[record.id] == 1 else f"{record.id}#{times[record.id]}"
+        wrong = _next_foreign(drawn, at)
+        if wrong is None:
+            wrong = _others(rng, passages, record.group, chosen, len(chosen))
         own, other = (tuple(_document(engine, p) for p in some) for some in (chosen, wrong))
-        cases.append(Case(record.id, own, other, record.question, record.answers))
+        cases.append(Case(name, own, other, record.question, record.answers))
     return cases
+
+
+def _next_foreign(drawn: Sequence[tuple[Record, list[Passage]]], at: int) -> list[Passage] | None:
+    """The documents of the next case that shares none with case `at`, nor its group."""
+    record, chosen = drawn[at]
+    for other, passages in (*drawn[at + 1 :], *drawn[:at]):
+        if other.group != record.group and not set(passages) & set(chosen + list(record.documents)):
+            return passages
+    return None
 
 
 def _others(
@@ -89,45 +110,87 @@ def evaluate(
     conditions: Sequence[Condition],
     max_new_tokens: int = 32,
     batch: int = 8,
-    progress: Callable[[int], None] = lambda cases: None,
-) -> Iterator[dict[str, Any]]:
-    """One dict a case and condition: prediction, F1, answer NLL (sum and tokens), KV entries; for
-    conditions besides `recompute`, when that is among them, KL and top-1 agreement with it along
-    its own answer."""
+) -> Iterator[list[dict[str, Any]]]:
+    """A list of rows for each batch of cases, a row for each case and condition: prediction, F1,
+    answer NLL (sum and tokens), KV entries and how they came about; for conditions besides
+    `recompute`, when that is among them, KL and top-1 agreement with it along its own answer.
+
+    A case that a condition cannot answer (it does not fit, say) gets a row with its `error`."""
     options = DecodingOptions.of(engine.backbone, max_new_tokens=max_new_tokens)
+    ordered = sorted(conditions, key=lambda c: c.name != "recompute")
     for start in range(0, len(cases), batch):
         some = cases[start : start + batch]
-        asked = [engine.template.question_ids(render_question(c.question)) for c in some]
-        reference: list[tuple[list[int], Tensor]] | None = None
-        for condition in sorted(conditions, key=lambda c: c.name != "recompute"):
-            compositions = [_compose(engine, case, condition) for case in some]
-            decoded, _ = decode(compositions, asked, options)
-            nlls = _answer_nll(engine, compositions, asked, [c.answers[0] for c in some])
-            fidelity: list[dict[str, float]] = [{} for _ in some]
-            if condition.name == "recompute":
-                ids = [d.token_ids or list(options.stop_ids[:1]) for d in decoded]
-                reference = list(zip(ids, _logits(engine, compositions, asked, ids), strict=True))
-            elif reference is not None:
-                logits = _logits(engine, compositions, asked, [ids for ids, _ in reference])
-                fidelity = [_fidelity(r, g) for (_, r), g in zip(reference, logits, strict=True)]
-            for case, composition, answer, (nll, tokens), faithful in zip(
-                some, compositions, decoded, nlls, fidelity, strict=True
-            ):
-                text = engine.backbone.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
-                yield {
-                    "id": case.id,
-                    "condition": condition.name,
-                    "prediction": text.strip(),
-                    "f1": f1(text, case.answers),
-                    "nll": nll,
-                    "answer_tokens": tokens,
-                    "entries": composition.entries,
-                    **faithful,
-                }
-        progress(len(some))
+        rows: list[dict[str, Any]] = []
+        references: dict[str, tuple[list[int], Tensor]] = {}
+        for condition in ordered:
+            rows += _evaluate_batch(engine, some, condition, options, references)
+        yield rows
 
 
-def _compose(engine: Engine, case: Case, condition: Condition) -> Composition:
+@dataclass(frozen=True)
+class _Ready:
+    case: Case
+    prefilled: Prefilled
+    question: list[int]
+
+
+def _evaluate_batch(
+    engine: Engine,
+    cases: Sequence[Case],
+    condition: Condition,
+    options: DecodingOptions,
+    references: dict[str, tuple[list[int], Tensor]],
+) -> list[dict[str, Any]]:
+    """Rows of one condition. `references` (by case: full recompute's answer, and its logits
+    along it) is filled by `recompute` and read by the others."""
+    rows: list[dict[str, Any]] = []
+    ready: list[_Ready] = []
+    for case in cases:
+        try:
+            ready.append(_prefill(engine, case, condition, options.max_new_tokens))
+        except C2KVError as error:
+            rows.append({"id": case.id, "condition": condition.name, "error": str(error)})
+    if not ready:
+        return rows
+    compositions = [one.prefilled.composition for one in ready]
+    asked = [one.question for one in ready]
+    decoded, _ = decode(compositions, asked, options)
+    nlls = _answer_nll(engine, compositions, asked, [one.case.answers[0] for one in ready])
+    fidelity: list[dict[str, float]] = [{} for _ in ready]
+    if condition.name == "recompute":
+        ids = [d.token_ids or list(options.stop_ids[:1]) for d in decoded]
+        along = _logits(engine, compositions, asked, ids)
+        references.update(
+            (one.case.id, pair)
+            for one, pair in zip(ready, zip(ids, along, strict=True), strict=True)
+        )
+    elif all(one.case.id in references for one in ready):
+        known = [references[one.case.id] for one in ready]
+        along = _logits(engine, compositions, asked, [ids for ids, _ in known])
+        fidelity = [_fidelity(r, g) for (_, r), g in zip(known, along, strict=True)]
+    decode_text = engine.backbone.tokenizer.decode
+    for one, found, (nll, tokens), faithful in zip(ready, decoded, nlls, fidelity, strict=True):
+        text = decode_text(found.token_ids, skip_special_tokens=True)
+        rows.append(
+            {
+                "id": one.case.id,
+                "condition": condition.name,
+                "prompt": _digest(one),
+                "prediction": text.strip(),
+                "f1": f1(text, one.case.answers),
+                "nll": nll,
+                "answer_tokens": tokens,
+                "finish_reason": found.finish_reason,
+                "entries": one.prefilled.composition.entries,
+                **faithful,
+                "cost": one.prefilled.cost(),
+            }
+        )
+    return rows
+
+
+def _prefill(engine: Engine, case: Case, condition: Condition, new_tokens: int) -> _Ready:
+    """Raises C2KVError when the case cannot be put in front of the model."""
     documents, method = case.documents, condition.method
     if condition.control == "wrongdoc":
         documents = case.wrong
@@ -138,7 +201,14 @@ def _compose(engine: Engine, case: Case, condition: Condition) -> Composition:
         documents = tuple(_cut(document, ratio) for document in documents)
     elif condition.control == "noctx":
         documents, method = (), "recompute"
-    return engine.prefill(documents, method).composition
+    (question,), _ = engine.check([case.question], documents, max_new_tokens=new_tokens)
+    return _Ready(case, engine.prefill(documents, method), question)
+
+
+def _digest(one: _Ready) -> str:
+    """SHA-256 (shortened) of the prompt's token ids."""
+    ids = [*one.prefilled.composition.token_ids, *one.question]
+    return hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()[:16]
 
 
 def _cut(document: Document, ratio: int) -> Document:
@@ -190,15 +260,17 @@ def _fidelity(reference: Tensor, got: Tensor) -> dict[str, float]:
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Means by condition: F1 (percent), NLL per answer token, entries, KL and top-1 agreement."""
+    """Means by condition: F1 (percent), NLL per answer token, entries, KL and top-1 agreement;
+    and how many cases were scored, and failed. Failed ones enter no mean."""
     summary = {}
     for condition in dict.fromkeys(row["condition"] for row in rows):
-        some = [row for row in rows if row["condition"] == condition]
-        means = {
-            "f1": 100 * sum(r["f1"] for r in some) / len(some),
-            "nll": sum(r["nll"] for r in some) / sum(r["answer_tokens"] for r in some),
-            "entries": sum(r["entries"] for r in some) / len(some),
-        }
+        every = [row for row in rows if row["condition"] == condition]
+        some = [row for row in every if "error" not in row]
+        means: dict[str, float] = {"scored": len(some), "failed": len(every) - len(some)}
+        if some:
+            means["f1"] = 100 * sum(r["f1"] for r in some) / len(some)
+            means["nll"] = sum(r["nll"] for r in some) / sum(r["answer_tokens"] for r in some)
+            means["entries"] = sum(r["entries"] for r in some) / len(some)
         for name in ("kl", "top1"):
             values = [r[name] for r in some if name in r]
             if values:

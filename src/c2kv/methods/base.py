@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from c2kv.backbone import Backbone
 from c2kv.composition import Composition
@@ -48,6 +48,10 @@ class Prefilled:
             extract=got.extract_seconds,
             blend=blend,
         )
+
+    def cost(self) -> dict[str, Any]:
+        """All but the composition."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "composition"}
 
 
 class Method(Protocol):

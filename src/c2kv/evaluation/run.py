@@ -1,0 +1,127 @@
+"""A run: a manifest of all that decides it, a line for every sample, and resuming."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from c2kv.engine import Engine
+from c2kv.errors import ConfigError, DataError
+from c2kv.evaluation.conditions import Condition
+
+MANIFEST, SUMMARY = "manifest.json", "summary.json"
+# What may differ between a run and its continuation.
+_INCIDENTAL = ("versions", "machine")
+
+
+def manifest(
+    engine: Engine, conditions: Sequence[Condition], settings: dict[str, Any], files: Sequence[str]
+) -> dict[str, Any]:
+    """Versions, machine, model, extractors, data (digests) and settings of a run."""
+    import torch
+
+    names = ("c2kv", "torch", "transformers", "tokenizers", "numpy")
+    makers = {c.name: engine.method(c.method).maker for c in conditions if c.control != "noctx"}
+    return {
+        "versions": {name: metadata.version(name) for name in names},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "device": str(engine.backbone.device),
+        },
+        "model": engine.backbone.name,
+        "backbone_digest": engine.backbone.digest,
+        "dtype": str(engine.backbone.dtype).removeprefix("torch."),
+        "template_digest": engine.template.digest,
+        "segment_tokens": engine.segment_tokens,
+        "extractors": {n: m.digest for n, m in makers.items() if m is not None and m.digest},
+        "untrained": sorted(n for n, m in makers.items() if m is not None and m.untrained),
+        "conditions": [c.name for c in conditions],
+        "data": {Path(file).name: file_digest(file) for file in files},
+        **settings,
+    }
+
+
+def file_digest(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Run:
+    """A folder: `manifest.json`, `NAME.jsonl` for each set, `summary.json` at the end."""
+
+    def __init__(self, folder: Path, described: dict[str, Any]):
+        """Start a run, or go on with the one that is there. Raises ConfigError when that one was
+        made otherwise."""
+        self.folder = folder
+        path = folder / MANIFEST
+        if path.exists():
+            there = read_json(path)
+            for key in sorted(set(described) | set(there)):
+                if key not in _INCIDENTAL and there.get(key) != described.get(key):
+                    raise ConfigError(
+                        f"run '{folder}' was made with another {key.replace('_', ' ')} "
+                        f"({there.get(key)!r:.80}, now {described.get(key)!r:.80}); choose another "
+                        "--out, or remove it"
+                    )
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, described)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The samples of a set so far. What an interrupted write left is dropped."""
+        return read_rows(self.folder / f"{name}.jsonl")
+
+    def done(self, name: str, conditions: Sequence[Condition]) -> set[str]:
+        """Ids of the set's cases that have a scored sample under every condition."""
+        scored: dict[str, set[str]] = {}
+        for row in self.rows(name):
+            if "error" not in row:
+                scored.setdefault(row["id"], set()).add(row["condition"])
+        wanted = {condition.name for condition in conditions}
+        return {case for case, have in scored.items() if wanted <= have}
+
+    def keep(self, name: str, ids: set[str]) -> None:
+        """Forget the samples of other cases, which are about to be answered again."""
+        kept = [row for row in self.rows(name) if row["id"] in ids]
+        path = self.folder / f"{name}.jsonl"
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(map(_line, kept)), encoding="utf-8")
+        os.replace(partial, path)
+
+    def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write("".join(map(_line, rows)))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a samples file; a last line cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise DataError(f"samples '{path}' are damaged ({error}); remove the file") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read '{path}' ({error}); is it a run's folder?") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
