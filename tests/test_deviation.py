@@ -66,5 +66,6 @@ def test_the_command(engine, monkeypatch, tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in result["methods"]] == ["reuse", "epic-2"]
-    assert main([*arguments, "--plot", "figure.pdf"]) == 1
+    with pytest.raises(SystemExit):
+        main([*arguments, "--plot", "figure.pdf"])
     assert "neither .png nor .svg" in capsys.readouterr().err

@@ -38,6 +38,13 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def plot_file(text: str) -> Path:
+    """An argparse type for the file of a plot."""
+    if not text.endswith((".png", ".svg")):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither .png nor .svg; name one of these")
+    return Path(text)
+
+
 def method_name(text: str) -> str:
     """An argparse type for names of methods."""
     try:
