@@ -18,9 +18,11 @@ from c2kv.errors import ConfigError, DocumentError
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """How answers are drawn. Greedy unless `sample`; then by the values given here."""
+    """How answers are drawn. Greedy unless `sample`; then by the values given here. No stop token
+    is chosen among the first `min_new_tokens`."""
 
     max_new_tokens: int = 128
+    min_new_tokens: int = 0
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
@@ -33,6 +35,7 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         for name, good, allowed in (
             ("max_new_tokens", _whole(self.max_new_tokens, 1), "a whole number of at least 1"),
+            ("min_new_tokens", _whole(self.min_new_tokens, 0), "a whole number, 0 for none"),
             ("temperature", 0 < self.temperature < math.inf, "a positive number"),
             ("top_k", _whole(self.top_k, 0), "a whole number, 0 for all"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
@@ -48,7 +51,8 @@ class DecodingOptions:
         """The model's generation config (stop tokens, sampling values), overridden by `given`;
         None means not given. Sampling itself happens only when asked for."""
         config = backbone.model.generation_config
-        names = {f.name for f in fields(cls)} - {"max_new_tokens", "sample", "seed", "stop_ids"}
+        ours = {"max_new_tokens", "min_new_tokens", "sample", "seed", "stop_ids"}
+        names = {f.name for f in fields(cls)} - ours
         values = {n: v for n in names if (v := getattr(config, n, None)) is not None}
         eos = config.eos_token_id
         if eos is None:
@@ -180,6 +184,7 @@ class _Chooser:
         options: DecodingOptions,
     ):
         self._sample = options.sample
+        self._minimum, self._stop = options.min_new_tokens, list(options.stop_ids)
         self._processors = options.processors()
         penalised = options.repetition_penalty != 1.0
         self._contexts = [
@@ -191,6 +196,9 @@ class _Chooser:
         self._generators = [torch.Generator(device).manual_seed(options.seed) for _ in questions]
 
     def __call__(self, logits: Tensor, decoded: list[Decoded]) -> list[int]:
+        if self._minimum and max(len(d.token_ids) for d in decoded) < self._minimum:
+            logits = logits.clone()
+            logits[:, self._stop] = -torch.inf
         if not self._processors and not self._sample:
             return logits.argmax(dim=-1).tolist()
         return [self._row(logits[i : i + 1].float(), i, d) for i, d in enumerate(decoded)]

@@ -65,7 +65,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(
-    parser: argparse.ArgumentParser, documents: str = "text files, folders of them, or - (stdin)"
+    parser: argparse.ArgumentParser,
+    documents: str | None = "text files, folders of them, or - (stdin)",
 ) -> None:
     add_model_options(parser)
     parser.add_argument(
@@ -93,7 +94,8 @@ def add_engine_options(
         metavar="N",
         help="cut documents into segments of at most N tokens (default 512)",
     )
-    parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=documents)
+    if documents is not None:
+        parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=documents)
 
 
 def add_store_option(parser: argparse.ArgumentParser) -> None:

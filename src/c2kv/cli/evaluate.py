@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from c2kv.cli import longbench
 from c2kv.cli.common import add_engine_options, load_engine, table, whole_number
 from c2kv.errors import ConfigError, DocumentError
 from c2kv.evaluation.conditions import DEFAULT, Condition
@@ -30,15 +31,21 @@ def add_commands(commands: Any) -> None:
     qa.add_argument("--max-new-tokens", type=whole_number(1), default=32, metavar="N")
     qa.add_argument("--batch", type=whole_number(1), default=8)
     qa.add_argument("--seed", type=int, default=0)
-    qa.add_argument(
+    add_out_options(qa)
+    add_engine_options(qa, documents="record files")
+    qa.set_defaults(run=run_qa, store=None)  # what is evaluated once is not worth disk
+
+    longbench.add_command(kinds, add_out_options)
+
+
+def add_out_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
         help="keep manifest, samples and summary here; an interrupted run there is gone on with",
     )
-    qa.add_argument("--json", action="store_true", help="print the summary as JSON")
-    add_engine_options(qa, documents="record files")
-    qa.set_defaults(run=run_qa, store=None)  # what is evaluated once is not worth disk
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
 def conditions(text: str) -> list[Condition]:

@@ -49,6 +49,14 @@ def manifest(
     }
 
 
+def rows_digest(rows: Sequence[Any]) -> str:
+    """SHA-256 of samples, wherever they were read from."""
+    total = hashlib.sha256()
+    for row in rows:
+        total.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\0")
+    return total.hexdigest()
+
+
 def file_digest(path: str | Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,155 @@
+"""c2kv eval longbench: LongBench v1 by its official prompts, or as reusable documents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from c2kv.cli.common import add_engine_options, load_engine, method_name, table, whole_number
+
+_METHODS = ("recompute", "reuse", "epic-32", "cacheblend-0.15", "c2kv")
+_NOTE = (
+    "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's are."
+)
+
+
+def add_command(kinds: Any, add_out_options: Any) -> None:
+    bench = kinds.add_parser("longbench", help="LongBench v1 (English tasks), official scores")
+    bench.add_argument(
+        "--protocol",
+        choices=("official", "paper"),
+        default="paper",
+        help="official: the published prompt, full recompute only; paper: the context as "
+        "documents that methods reuse (default)",
+    )
+    bench.add_argument(
+        "--methods",
+        type=lambda text: [method_name(name) for name in text.split(",")],
+        help=f"default: {','.join(_METHODS)} (official: recompute)",
+    )
+    bench.add_argument(
+        "--tasks",
+        type=lambda text: text.split(","),
+        help="default: the seven of the C2KV comparison",
+    )
+    bench.add_argument("-n", "--limit", type=whole_number(1), help="samples a task (default all)")
+    bench.add_argument("--max-length", type=whole_number(2), help="official: cut prompts to N")
+    add_out_options(bench)
+    add_engine_options(bench, documents=None)
+    bench.add_argument("data", metavar="DATA", help="folder of NAME.jsonl, or hub:owner/name")
+    bench.set_defaults(run=run_longbench, store=None)
+
+
+def run_longbench(args: argparse.Namespace) -> int:
+    from c2kv.evaluation.longbench import DEFAULT_TASKS, load_records
+    from c2kv.evaluation.protocols import check_protocol
+
+    methods = args.methods or (["recompute"] if args.protocol == "official" else list(_METHODS))
+    check_protocol(args.protocol, methods)
+    tasks = args.tasks or list(DEFAULT_TASKS)
+    records = {name: load_records(name, args.data, args.limit) for name in tasks}
+    engine = load_engine(args)
+    if args.out is not None:
+        return _run(args, engine, methods, records, args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(args, engine, methods, records, Path(folder))
+
+
+def _run(
+    args: argparse.Namespace,
+    engine: Any,
+    methods: list[str],
+    records: dict[str, list[dict[str, Any]]],
+    folder: Path,
+) -> int:
+    from tqdm import tqdm
+
+    from c2kv.errors import C2KVError
+    from c2kv.evaluation.conditions import Condition
+    from c2kv.evaluation.protocols import answer_official, answer_paper
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
+
+    conditions = [Condition.of(name) for name in methods]
+    names = ("protocol", "limit", "max_length")
+    settings = {"kind": "longbench", **{name: getattr(args, name) for name in names}}
+    settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
+    described = manifest(engine, conditions, settings, [])
+    run = Run(folder, described)
+    for name, samples in records.items():
+        done = run.done(name, conditions)
+        run.keep(name, done)
+        left = [record for record in samples if record["_id"] not in done]
+        bar = tqdm(
+            left,
+            total=len(samples),
+            initial=len(samples) - len(left),
+            desc=name,
+            unit="sample",
+            file=sys.stderr,
+            leave=False,
+            disable=None,
+        )
+        for record in bar:
+            try:
+                if args.protocol == "official":
+                    rows = [answer_official(engine, name, record, args.max_length)]
+                else:
+                    rows = answer_paper(engine, name, record, methods)
+            except C2KVError as error:
+                failed = {"id": record["_id"], "error": str(error)}
+                rows = [{**failed, "condition": method} for method in methods]
+            run.append(name, rows)
+            engine.forget()  # the next sample's documents are other ones
+    summaries = {name: summarize(run.rows(name), methods) for name in records}
+    result = {"manifest": described, "tasks": summaries, "mean": _mean(summaries, methods)}
+    write_json(folder / SUMMARY, result)
+    print(json.dumps(result, indent=2) if args.json else _table(result, methods))
+    bad = sum(one["failed"] for summary in summaries.values() for one in summary.values())
+    if bad:
+        print(f"c2kv: {bad} samples failed; see 'error' in the samples", file=sys.stderr)
+    return 1 if bad else 0
+
+
+def summarize(rows: list[dict[str, Any]], methods: list[str]) -> dict[str, dict[str, Any]]:
+    """By method: the official score (mean x 100, rounded to 2), median TTFT, entries."""
+    summary = {}
+    for method in methods:
+        every = [row for row in rows if row["condition"] == method]
+        some = [row for row in every if "error" not in row]
+        one: dict[str, Any] = {"scored": len(some), "failed": len(every) - len(some)}
+        if some:
+            one["score"] = round(100 * sum(row["score"] for row in some) / len(some), 2)
+            one["ttft"] = sorted(row["ttft"] for row in some)[len(some) // 2]
+            one["entries"] = sum(row["entries"] for row in some) / len(some)
+            one["cut"] = sum(row["cut_tokens"] > 0 for row in some)
+        summary[method] = one
+    return summary
+
+
+def _mean(summaries: dict[str, Any], methods: list[str]) -> dict[str, float]:
+    """Unweighted mean of the tasks' scores, for methods scored on all of them."""
+    found = {}
+    for method in methods:
+        scores = [summary[method].get("score") for summary in summaries.values()]
+        if None not in scores:
+            found[method] = round(sum(scores) / len(scores), 2)
+    return found
+
+
+def _table(result: dict[str, Any], methods: list[str]) -> str:
+    from c2kv.evaluation.longbench import IN_DISTRIBUTION
+
+    rows = []
+    for name, summary in result["tasks"].items():
+        star = "*" if name in IN_DISTRIBUTION else ""
+        scores = [f"{summary[m]['score']:.2f}" if "score" in summary[m] else "-" for m in methods]
+        rows.append([name + star, str(summary[methods[0]]["scored"]), *scores])
+    mean = [f"{result['mean'][m]:.2f}" if m in result["mean"] else "-" for m in methods]
+    rows.append(["mean", "", *mean])
+    text = table(rows, ["task", "samples", *methods])
+    protocol = result["manifest"]["protocol"]
+    return f"LongBench, {protocol} protocol\n{text}\n{_NOTE}"

@@ -1,0 +1,161 @@
+"""How a LongBench sample is put in front of a model, by one of two protocols, never mixed.
+
+`official`: the published prompt in one piece, cut in the middle when it is too long; only full
+recompute makes sense of it. `paper`: the context split into documents that methods may reuse, the
+task asked in a message of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from c2kv.composition import Composition
+from c2kv.decode import DecodingOptions, decode
+from c2kv.document import Document
+from c2kv.engine import Engine
+from c2kv.errors import ConfigError
+from c2kv.evaluation.longbench import (
+    group_texts,
+    official_prompt,
+    score,
+    split_documents,
+    task,
+)
+from c2kv.methods.recompute import prefill
+
+PROTOCOLS = ("official", "paper")
+
+
+def check_protocol(protocol: str, methods: Sequence[str]) -> None:
+    """Raises ConfigError for methods that a protocol has no place for."""
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol '{protocol}' is unknown; use {' or '.join(PROTOCOLS)}")
+    if protocol == "official" and set(methods) != {"recompute"}:
+        raise ConfigError(
+            "the official protocol is one prompt without documents to reuse: only recompute; use "
+            "--protocol paper to compare methods"
+        )
+
+
+def answer_official(
+    engine: Engine, name: str, record: dict[str, Any], max_length: int | None = None
+) -> dict[str, Any]:
+    """A row of full recompute on the official prompt. max_length: its most tokens before the
+    chat template (default: what the model's positions leave)."""
+    this, backbone, tokenizer = task(name), engine.backbone, engine.backbone.tokenizer
+    if max_length is None:
+        max_length = backbone.max_positions - this.max_new_tokens - _TEMPLATE_TOKENS
+    prompt, cut = middle_cut(tokenizer, official_prompt(name, record), max_length)
+    if this.few_shot or not getattr(tokenizer, "chat_template", None):
+        ids = tokenizer(prompt).input_ids
+    else:
+        turns = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+    got = prefill(backbone, ids[:-1])
+    row = _decode(engine, name, record, got, ids[-1:])
+    row["cut_tokens"] = cut
+    return row
+
+
+# Kept free for what chat templates put around one message.
+_TEMPLATE_TOKENS = 64
+
+
+def middle_cut(tokenizer: Any, prompt: str, max_length: int) -> tuple[str, int]:
+    """The first and last half of `max_length` tokens of a longer prompt, as the official script
+    cuts it, and how many tokens that left out."""
+    ids = tokenizer(prompt).input_ids
+    if len(ids) <= max_length:
+        return prompt, 0
+    half = max_length // 2
+    ends = (ids[:half], ids[-half:])
+    text = "".join(tokenizer.decode(end, skip_special_tokens=True) for end in ends)
+    return text, len(ids) - 2 * half
+
+
+def paper_documents(engine: Engine, name: str, record: dict[str, Any]) -> list[Document]:
+    """A sample's context as documents: at its passages, or at paragraphs grouped to the size of
+    a segment."""
+    texts = split_documents(name, record["context"])
+    if task(name).split is None or task(name).metric == "classification":
+        ids = engine.backbone.tokenizer(texts, add_special_tokens=False).input_ids
+        texts = group_texts(texts, [len(i) for i in ids], engine.segment_tokens)
+    return [engine.document(text, f"{name} {i}") for i, text in enumerate(texts, 1)]
+
+
+def answer_paper(
+    engine: Engine, name: str, record: dict[str, Any], methods: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A row for each method. What it keeps of the documents is made before, as in serving."""
+    content = task(name).question.format(input=record["input"])
+    question = engine.template.question_ids(content)
+    room = engine.backbone.max_positions - len(question) - task(name).max_new_tokens
+    room -= len(engine.template.prefix_ids())
+    documents, cut = fit(paper_documents(engine, name, record), room)
+    rows = []
+    for method in methods:
+        prepared = engine.extract(documents, method)
+        got = engine.prefill(documents, method)
+        row = _decode(engine, name, record, got.composition, question)
+        row |= {"condition": method, "cut_tokens": cut, "cost": got.cost()}
+        row["cost"]["extract"] = prepared.extract_seconds
+        row["ttft"] += got.load + got.blend
+        rows.append(row)
+    return rows
+
+
+def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
+    """Documents of at most `room` tokens, whole pieces left out in the middle, and how many
+    tokens that were."""
+    total = sum(document.tokens for document in documents)
+    if total <= room:
+        return list(documents), 0
+    pieces = [(d, piece) for d in documents for piece in d.pieces]
+    start, stop, used = 0, len(pieces), 0
+    front, back = room // 2, room - room // 2
+    while start < stop and len(pieces[start][1]) <= front:
+        front -= len(pieces[start][1])
+        start += 1
+    while stop > start and len(pieces[stop - 1][1]) <= back:
+        back -= len(pieces[stop - 1][1])
+        stop -= 1
+    kept = pieces[:start] + pieces[stop:]
+    used = sum(len(piece) for _, piece in kept)
+    return [replace(d, pieces=(piece,)) for d, piece in kept], total - used
+
+
+def _decode(
+    engine: Engine,
+    name: str,
+    record: dict[str, Any],
+    composition: Composition,
+    question: Sequence[int],
+) -> dict[str, Any]:
+    """Answer greedily and score. `ttft` is the filling of the cache alone."""
+    tokenizer, this = engine.backbone.tokenizer, task(name)
+    options = DecodingOptions.of(engine.backbone, max_new_tokens=this.max_new_tokens)
+    if name == "samsum":  # the official script ends it at a newline, after a token at least
+        newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
+        stop = (*options.stop_ids, newline)
+        options = replace(options, stop_ids=stop, min_new_tokens=1)
+    ((decoded,), times) = decode(composition, [list(question)], options)
+    text = tokenizer.decode(decoded.token_ids, skip_special_tokens=True)
+    ids = [*composition.token_ids, *question]
+    return {
+        "id": record["_id"],
+        "condition": "recompute",
+        "prompt": hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()[:16],
+        "prediction": text,
+        "score": score(name, text, record),
+        "finish_reason": decoded.finish_reason,
+        "source_tokens": composition.question_position,
+        "entries": composition.entries,
+        "ttft": times.compose,
+        "question": times.question,
+        "decode": times.steps / max(1, times.step_tokens),
+    }
