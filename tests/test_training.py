@@ -18,6 +18,7 @@ from c2kv.models import weights_digest
 from c2kv.prompt import QA_INSTRUCTIONS, SYSTEM_PROMPTS, PromptTemplate, render_question
 from c2kv.training.corpus import Corpus, HeldOut
 from c2kv.training.dev import dev_scores
+from c2kv.training.loss import group_loss
 from c2kv.training.recipe import DataSource, Recipe, Stage, load_recipe
 from c2kv.training.records import read_records
 from c2kv.training.samples import SampleOptions, Sampler
@@ -270,6 +271,34 @@ def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, 
     assert config.steps == 12 and config.ratios == ()
     with pytest.raises(ConfigError, match="is plain, the recipe's variant is residual"):
         Trainer(recipe(start=start, variant="residual", output=str(tmp_path / "x")), backbone)
+
+
+def test_a_plain_extractor_can_begin_as_a_residual_one(backbone, recipe, tmp_path):
+    first = recipe(variant="residual", dev=(), stages=(Stage(1),))
+    start = str(Trainer(first, backbone).train())
+    settings = recipe(start=start, anneal=4, stages=(Stage(6),), output=str(tmp_path / "plain"))
+    trainer = Trainer(settings, backbone)
+    residual = Extractor.from_pretrained(start, backbone)
+    group = trainer.sampler.qa(0)
+    trainer.subject.begin(0)
+    with torch.no_grad():  # at first it is the residual one
+        assert torch.equal(
+            trainer.subject.total(group)[0], group_loss(backbone, residual, group)[0]
+        )
+    shares = []
+    begin = trainer.subject.begin
+    trainer.subject.begin = lambda step: (
+        begin(step),
+        shares.append(trainer.subject.extractor.residual_share),
+    )
+    made = Extractor.from_pretrained(trainer.train(), backbone)
+    assert sorted(set(shares), reverse=True) == [1, 0.75, 0.5, 0.25, 0]
+    assert made.config.variant == "plain" and made.residual_share == 0
+    with torch.no_grad():
+        ours, _ = trainer.subject.total(group)
+        torch.testing.assert_close(group_loss(backbone, made, group)[0], ours, rtol=1e-2, atol=1e-2)
+    with pytest.raises(ConfigError, match="for the plain variant"):
+        recipe(anneal=4, variant="residual")
 
 
 def test_another_recipe_cannot_resume_a_run(backbone, recipe):

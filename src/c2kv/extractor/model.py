@@ -38,6 +38,8 @@ class Extractor(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
+        # How much of its block's mean embedding a C2Token starts with; training may move it.
+        self.residual_share = float(config.variant == "residual")
         self.layers = nn.ModuleList(QKVHeads(config) for _ in range(config.num_layers))
         # Only keys and values of the last layer are kept: its queries are never read.
         self.layers[-1].q_proj.requires_grad_(False)
@@ -168,7 +170,7 @@ class Extractor(nn.Module):
         """Hidden states that enter the first layer for the C2Tokens [batch, m, hidden]: the
         embedding, plus the means of their blocks for the residual variant."""
         carry = self.embedding.expand_as(block_means)
-        return carry + block_means if self.config.variant == "residual" else carry
+        return carry + self.residual_share * block_means if self.residual_share else carry
 
 
 def _download(source: str, revision: str | None) -> Path:

@@ -54,6 +54,9 @@ class BlockSubject:
                 for name, parameter in self._trained.items():
                     parameter.copy_(saved[name])
 
+    def begin(self, step: int) -> None:
+        """Nothing changes from step to step."""
+
     def total(self, group: Group) -> tuple[Tensor, int]:
         return block_loss(self.backbone, group)
 

@@ -59,7 +59,9 @@ class Recipe:
 
     trains: `extractor`, or the backbone itself for Block-Attention (`block`, or `block-lora` with
     adapters of rank `lora_rank`); start: an extractor (folder or hub id) to go on from, of the
-    same variant, instead of a fresh one; ratios: drawn per sample when given (one extractor for
+    same variant, instead of a fresh one; anneal: a plain extractor begins as a residual one (and
+    may start from one), whose share of the block's mean falls to nothing over so many steps;
+    ratios: drawn per sample when given (one extractor for
     several ratios); groups: groups of questions in a step, over all processes; documents: fewest
     and most in a sample; exclude: evaluation data, whose passages and questions are dropped from
     the training data; distill: share of the loss that follows full recompute's distribution
@@ -79,6 +81,7 @@ class Recipe:
     ratios: tuple[int, ...] = ()
     variant: str = "plain"
     start: str | None = None
+    anneal: int = 0
     dtype: str = "auto"
     seed: int = 0
     groups: int = 32
@@ -110,6 +113,8 @@ class Recipe:
             raise ConfigError(f"ratio {self.ratio}, the default one, is not among {self.ratios}")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
+        if self.anneal < 0 or (self.anneal and self.variant != "plain"):
+            raise ConfigError(f"anneal {self.anneal} is a number of steps, for the plain variant")
         for name, known in (("trains", TRAINS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} '{getattr(self, name)}' is unknown; use one of {known}")

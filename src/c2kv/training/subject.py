@@ -29,6 +29,10 @@ class Subject(Protocol):
     earlier: int
     finished: str
 
+    def begin(self, step: int) -> None:
+        """Told before each step, and before scoring what it left."""
+        ...
+
     def total(self, group: Group) -> tuple[Tensor, int]:
         """The answers' summed NLL, and their tokens."""
         ...
@@ -67,12 +71,17 @@ class ExtractorSubject:
         self.backbone = backbone
         self.extractor = extractor.float()
         self.earlier = extractor.config.steps - step
+        self._anneal = recipe.anneal
         self.loss: nn.Module = _MeanLoss(backbone, self.extractor, recipe)
         if recipe.shard:
             for prefix in sampler.prefixes:  # all now: later each process asks for its own
                 prefix_kv(backbone, prefix)
             shard(backbone)
         self._frozen = weights_digest(backbone.model)
+
+    def begin(self, step: int) -> None:
+        if self._anneal:
+            self.extractor.residual_share = max(0.0, 1 - step / self._anneal)
 
     def total(self, group: Group) -> tuple[Tensor, int]:
         return group_loss(self.backbone, self.extractor, group)
@@ -95,12 +104,15 @@ def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
         extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
     else:
         extractor = Extractor.from_pretrained(recipe.start, backbone)
-        if extractor.config.variant != recipe.variant:
+        if extractor.config.variant not in (recipe.variant, recipe.anneal and "residual"):
             raise ConfigError(
                 f"start '{recipe.start}' is {extractor.config.variant}, the recipe's variant is "
                 f"{recipe.variant}; they must be the same"
             )
-    extractor.config = replace(extractor.config, ratio=recipe.ratio, ratios=recipe.ratios)
+    config = extractor.config
+    extractor.config = replace(
+        config, variant=recipe.variant, ratio=recipe.ratio, ratios=recipe.ratios
+    )
     return extractor
 
 

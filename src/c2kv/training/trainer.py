@@ -134,6 +134,7 @@ class Trainer:
     def probe(self) -> float:
         """Seconds that the losses and gradients of the next step take; nothing is changed."""
         start = time.perf_counter()
+        self.subject.begin(self.step)
         for group, ratio in self._groups():
             with self.accelerator.autocast():
                 self.module(group, ratio).backward()
@@ -145,6 +146,7 @@ class Trainer:
         if self.dev is None:
             return
         start = time.perf_counter()
+        self.subject.begin(self.step)
         groups = [self.dev.qa(i) for i in range(self.recipe.dev_samples)]
         # Weights kept in float32 answer in float32.
         mixed = self.backbone.dtype == torch.bfloat16
@@ -162,6 +164,7 @@ class Trainer:
         rate = self._learning_rate()
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
+        self.subject.begin(self.step)
         losses, tokens = [], 0
         mine = list(self._groups())
         for position, (group, ratio) in enumerate(mine):
