@@ -153,6 +153,11 @@ class Engine:
         opened = None if store is None else FolderStore(store)
         return cls(backbone, made, opened, system, segment_tokens)
 
+    @property
+    def has_store(self) -> bool:
+        """Whether segments are kept on disk."""
+        return self._store is not None
+
     def forget(self) -> None:
         """Drop all segments that memory holds (not the store): the next request reads from disk."""
         for library in self._libraries.values():

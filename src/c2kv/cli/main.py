@@ -9,8 +9,25 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from c2kv.cli import answer, curves, data, deviation, evaluate, health, methods, segments, train
+from c2kv.cli import (
+    answer,
+    bench,
+    curves,
+    data,
+    deviation,
+    evaluate,
+    health,
+    methods,
+    segments,
+    train,
+)
 from c2kv.errors import C2KVError
+
+
+_GROUPS = (
+    *(answer, segments, methods, data, train, curves),
+    *(evaluate, bench, deviation, health),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -21,7 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"c2kv {metadata.version('c2kv')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (answer, segments, methods, data, train, curves, evaluate, deviation, health):
+    for group in (
+        answer,
+        segments,
+        methods,
+        data,
+        train,
+        curves,
+        evaluate,
+        bench,
+        deviation,
+        health,
+    ):
         group.add_commands(commands)
     return parser
 

@@ -1,0 +1,116 @@
+"""c2kv bench: what a request costs by each method, on this machine and model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from c2kv.cli.common import (
+    add_engine_options,
+    human_bytes,
+    human_seconds,
+    load_engine,
+    method_name,
+    table,
+    whole_number,
+)
+
+_METHODS = "recompute,reuse,epic-32,cacheblend-0.15,c2kv"
+_STEPS = 2  # of a progress bar, a method: its cold request, and its answer
+
+
+def add_commands(commands: Any) -> None:
+    bench = commands.add_parser(
+        "bench", help="TTFT and its parts, decode rate, memory and bytes of each method"
+    )
+    bench.add_argument(
+        "--methods",
+        type=lambda text: [method_name(name) for name in text.split(",")],
+        default=_METHODS,
+        help="default: %(default)s",
+    )
+    bench.add_argument(
+        "--tokens",
+        type=_numbers,
+        default="1024,4096",
+        help="source tokens of a prompt, in documents of random tokens (default %(default)s)",
+    )
+    bench.add_argument("--counts", type=_numbers, default="8", help="documents (default 8)")
+    bench.add_argument("--repeats", type=whole_number(1), default=5)
+    bench.add_argument("--out", type=Path, metavar="DIR", help="keep the results here")
+    bench.add_argument("--json", action="store_true")
+    add_engine_options(bench, documents=None)
+    bench.set_defaults(run=run_bench, store=None)
+
+
+def _numbers(text: str) -> list[int]:
+    return [whole_number(1)(part) for part in text.split(",")]
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    if args.store is not None:
+        return _run(args)
+    with tempfile.TemporaryDirectory() as folder:
+        args.store = folder
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from c2kv.evaluation.conditions import Condition
+    from c2kv.evaluation.latency import as_rows, measure
+    from c2kv.evaluation.run import SUMMARY, manifest, write_json
+
+    engine = load_engine(args)
+    points = [(tokens, count) for tokens in args.tokens for count in args.counts]
+    work = len(points) * len(args.methods) * (2 * args.repeats + _STEPS)
+    costs = []
+    with tqdm(total=work, unit="request", file=sys.stderr, leave=False, disable=None) as bar:
+        for tokens, count in points:
+            costs += measure(
+                engine, args.methods, tokens, count, args.repeats, lambda: bar.update(1)
+            )
+    conditions = [Condition.of(name) for name in args.methods]
+    described = manifest(engine, conditions, {"kind": "bench", "repeats": args.repeats}, [])
+    result = {"manifest": described, "costs": as_rows(costs)}
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_json(args.out / SUMMARY, result)
+    print(json.dumps(result, indent=2) if args.json else _table(costs))
+    return 0
+
+
+def _table(costs: list[Any]) -> str:
+    rows = [
+        [
+            c.method,
+            str(c.source_tokens),
+            str(c.documents),
+            str(c.entries),
+            human_seconds(c.ready.median),
+            f"{human_seconds(c.ready.least)}-{human_seconds(c.ready.most)}",
+            f"{c.speedup:.1f}×",
+            human_seconds(c.disk.median) if c.disk else "-",
+            human_seconds(c.cold),
+            human_seconds(c.question),
+            f"{c.decode_tokens_per_second:.1f}",
+            "-" if c.peak_bytes is None else human_bytes(c.peak_bytes),
+            human_bytes(c.stored_bytes),
+            "never" if c.break_even is None else f"{c.break_even:.1f}",
+        ]
+        for c in costs
+    ]
+    header = ["method", "tokens", "docs", "entries", "TTFT", "spread", "faster", "disk", "cold"]
+    header += ["question", "tok/s", "peak", "stored", "pays after"]
+    return table(rows, header) + "\n" + _LEGEND
+
+
+_LEGEND = (
+    "TTFT: from the request to the documents' KV ready, kept state in memory (disk: in the store;\n"
+    "cold: nothing kept). pays after: requests until preparing once beats full recompute."
+)

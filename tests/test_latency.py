@@ -1,0 +1,79 @@
+"""What requests cost: every figure is what its name says, and methods are compared fairly."""
+
+import json
+
+import pytest
+
+from c2kv.backbone import Backbone
+from c2kv.cli.main import main
+from c2kv.engine import Engine
+from c2kv.errors import ConfigError
+from c2kv.evaluation.latency import Spread, measure, random_documents
+from c2kv.extractor import Extractor
+from c2kv.store import FolderStore
+from tiny import tiny_model
+
+pytestmark = pytest.mark.embedded
+METHODS = ["recompute", "reuse", "epic-2", "c2kv"]
+
+
+@pytest.fixture
+def engine(embedded_tokenizer, tmp_path):
+    model = tiny_model("llama", vocab_size=len(embedded_tokenizer))
+    backbone = Backbone(model, embedded_tokenizer, "tiny")
+    extractor = Extractor.from_backbone(backbone, 4)
+    return Engine(backbone, extractor, FolderStore(tmp_path / "store"), segment_tokens=64)
+
+
+def test_documents_have_the_tokens_asked_for_and_share_nothing(engine):
+    documents = random_documents(engine, 200, 3)
+    assert sum(d.tokens for d in documents) == 200 and len(documents) == 3
+    assert max(len(piece) for d in documents for piece in d.pieces) <= 64
+    other = {piece for d in random_documents(engine, 200, 3, seed=1) for piece in d.pieces}
+    assert other.isdisjoint(piece for d in documents for piece in d.pieces)
+
+
+def test_costs_are_what_they_are_called(engine):
+    ticks = []
+    costs = {c.method: c for c in measure(engine, METHODS, 200, 3, 3, lambda: ticks.append(1))}
+    assert len(ticks) == len(METHODS) * (2 * 3 + 2)
+    entry = engine.backbone.kv_bytes_per_entry
+    prefix = len(engine.template.prefix_ids())
+    full, reuse, c2kv = costs["recompute"], costs["reuse"], costs["c2kv"]
+    assert full.stored_bytes == full.loaded_bytes == 0 and full.speedup == 1
+    assert reuse.stored_bytes == reuse.loaded_bytes == 200 * entry
+    assert c2kv.entries - prefix == c2kv.loaded_bytes / entry < 200 / 3
+    assert costs["epic-2"].recomputed > 0 == reuse.recomputed
+    for cost in costs.values():
+        parts = cost.load + cost.blend + cost.compose
+        assert cost.ready.least <= cost.ready.median <= cost.ready.most
+        assert cost.ready.least / 3 <= parts <= cost.ready.most * 3
+        assert cost.speedup == pytest.approx(full.ready.median / cost.ready.median)
+        assert cost.decode_tokens_per_second > 0 and cost.question > 0
+    assert reuse.cold > reuse.ready.median and reuse.break_even is not None
+
+
+def test_a_method_beside_itself_is_as_fast(engine):
+    one = measure(engine, ["recompute", "epic-999"], 200, 2, 5)
+    again = measure(engine, ["recompute", "epic-999"], 200, 2, 5)
+    for first, second in zip(one, again, strict=True):
+        assert 1 / 4 < first.ready.median / second.ready.median < 4  # small and noisy
+
+
+def test_what_makes_no_comparison_is_refused(engine):
+    with pytest.raises(ConfigError, match="add recompute"):
+        measure(engine, ["reuse"], 100, 2)
+    with pytest.raises(ConfigError, match="2 tokens make no 3 documents"):
+        measure(engine, ["recompute"], 2, 3)
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+
+
+def test_the_command(engine, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("c2kv.cli.bench.load_engine", lambda args: engine)
+    command = ["bench", "--methods", "recompute,c2kv", "--tokens", "64,128", "--repeats", "1"]
+    assert main([*command, "--out", str(tmp_path / "run"), "--counts", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("recompute") == 3 and "pays after" in shown  # the legend names it once
+    result = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [c["source_tokens"] for c in result["costs"]] == [64, 64, 128, 128]
+    assert result["manifest"]["kind"] == "bench"
