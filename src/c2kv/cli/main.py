@@ -23,7 +23,6 @@ from c2kv.cli import (
 )
 from c2kv.errors import C2KVError
 
-
 _GROUPS = (
     *(answer, segments, methods, data, train, curves),
     *(evaluate, bench, deviation, health),
