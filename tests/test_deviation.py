@@ -1,4 +1,4 @@
-"""KV deviation: zero where a method is exact, falling with what is recomputed, drawn as a plot."""
+"""KV deviation: zero where a method is exact, falling with what is recomputed."""
 
 import json
 
@@ -8,7 +8,7 @@ from c2kv.backbone import Backbone
 from c2kv.cli.main import main
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
-from c2kv.evaluation.deviation import SWEEP, deviations, plot
+from c2kv.evaluation.deviation import SWEEP, deviations
 from tiny import tiny_model
 
 TEXTS = ("The mill was built in 1743, of stone.", "The ferry crosses at noon. " * 8)
@@ -45,18 +45,6 @@ def test_methods_with_fewer_entries_have_no_deviation(engine):
 
 
 @pytest.mark.embedded
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_the_plot_shows_a_line_a_family(engine, tmp_path, ending):
-    pytest.importorskip("matplotlib")
-    documents = [engine.document(text, str(i)) for i, text in enumerate(TEXTS)]
-    path = tmp_path / f"figure.{ending}"
-    plot(list(deviations(engine, documents)), path, "two documents")
-    raw = path.read_bytes()
-    assert raw.startswith(b"\x89PNG") if ending == "png" else b"</svg>" in raw
-    assert len(raw) > 5000
-
-
-@pytest.mark.embedded
 def test_the_command(engine, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("c2kv.cli.deviation.load_engine", lambda args: engine)
     (tmp_path / "mill.txt").write_text(TEXTS[0])
@@ -66,6 +54,13 @@ def test_the_command(engine, monkeypatch, tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in result["methods"]] == ["reuse", "epic-2"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        pytest.importorskip("matplotlib")
+        path = tmp_path / f"figure.{ending}"
+        assert main([*arguments, "--plot", str(path)]) == 0
+        assert path.read_bytes().startswith(start)
     with pytest.raises(SystemExit):
         main([*arguments, "--plot", "figure.pdf"])
-    assert "neither .png nor .svg" in capsys.readouterr().err
+    kept = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert kept["methods"] == result["methods"] and kept["manifest"]["kind"] == "deviation"

@@ -1,10 +1,11 @@
-"""c2kv deviation: how far methods' KV is from full recompute's, as numbers and as a plot."""
+"""c2kv deviation: how far methods' KV is from full recompute's."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from c2kv.cli.common import (
@@ -28,6 +29,9 @@ def add_commands(commands: Any) -> None:
         help="default: reuse, and sweeps of epic and cacheblend",
     )
     deviation.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep the results here, for c2kv report to draw"
+    )
+    deviation.add_argument(
         "--plot", type=plot_file, metavar="FILE", help="draw it (.png or .svg; needs matplotlib)"
     )
     deviation.add_argument("--json", action="store_true", help="per layer too")
@@ -41,30 +45,33 @@ def run_deviation(args: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from c2kv.evaluation.deviation import SWEEP, deviations, plot
+    from c2kv.evaluation.conditions import Condition
+    from c2kv.evaluation.deviation import SWEEP, deviations
+    from c2kv.evaluation.run import SUMMARY, manifest, rows_digest, write_json
 
     engine = load_engine(args)
     documents = prepare_documents(engine, texts)
     methods = args.methods or list(SWEEP)
     with tqdm(total=len(methods), unit="method", file=sys.stderr, leave=False, disable=None) as bar:
         rows = list(deviations(engine, documents, methods, lambda: bar.update(1)))
-    tokens = sum(document.tokens for document in documents)
+    settings = {"kind": "deviation", "documents": rows_digest([text for _, text in texts])}
+    conditions = [Condition.of(name) for name in methods]
+    result: dict[str, Any] = {
+        "manifest": manifest(engine, conditions, settings, []),
+        "documents": len(documents),
+        "source_tokens": sum(document.tokens for document in documents),
+        "methods": [asdict(row) for row in rows],
+    }
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_json(args.out / SUMMARY, result)
     if args.plot is not None:
-        plot(
-            rows, args.plot, f"{engine.backbone.name}, {len(documents)} documents, {tokens} tokens"
-        )
+        from c2kv.evaluation.report import figures
+
+        figures.deviation(result["methods"]).savefig(args.plot, dpi=160)
     if args.json:
-        result = {
-            "model": engine.backbone.name,
-            "backbone_digest": engine.backbone.digest,
-            "documents": len(documents),
-            "source_tokens": tokens,
-            "methods": [asdict(row) for row in rows],
-        }
         print(json.dumps(result, indent=2))
         return 0
     cells = [[r.method, f"{r.recomputed:.1%}", f"{r.deviation:.4f}"] for r in rows]
     print(table(cells, ["method", "recomputed", "deviation"]))
-    if args.plot is not None:
-        print(f"plot written to {args.plot}")
     return 0

@@ -18,6 +18,7 @@ from c2kv.cli import (
     evaluate,
     health,
     methods,
+    report,
     segments,
     train,
 )
@@ -25,7 +26,7 @@ from c2kv.errors import C2KVError
 
 _GROUPS = (
     *(answer, segments, methods, data, train, curves),
-    *(evaluate, bench, deviation, health),
+    *(evaluate, bench, deviation, report, health),
 )
 
 
@@ -37,18 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"c2kv {metadata.version('c2kv')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (
-        answer,
-        segments,
-        methods,
-        data,
-        train,
-        curves,
-        evaluate,
-        bench,
-        deviation,
-        health,
-    ):
+    for group in _GROUPS:
         group.add_commands(commands)
     return parser
 

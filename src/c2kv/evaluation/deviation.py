@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -68,34 +67,3 @@ def _document_kv(engine: Engine, documents: Sequence[Document], method: str) -> 
     with torch.no_grad():
         kv = got.composition.open(room=0).arena[:, :, 0, :, prefix:].float()
     return kv, got.recomputed
-
-
-def plot(rows: Sequence[Deviation], path: Path, title: str) -> None:
-    """Deviation over the share recomputed, a line a family (PNG or SVG, by the file's ending)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    families: dict[str, list[Deviation]] = {}
-    for row in rows:
-        families.setdefault(row.method.split("-")[0], []).append(row)
-    start = families.pop("reuse", [])
-    for family, marker in zip(families, "osD^v", strict=False):
-        line = sorted([*start, *families[family]], key=lambda row: row.recomputed)
-        xs, ys = [100 * r.recomputed for r in line], [r.deviation for r in line]
-        axes.plot(xs, ys, marker=marker, markersize=5, linewidth=1.6, label=family)
-    if start:
-        axes.axhline(start[0].deviation, color="0.6", linewidth=1, linestyle=":")
-        axes.annotate(
-            "reuse: nothing recomputed", (100, start[0].deviation), ha="right", va="bottom"
-        )
-    axes.set(xlabel="recomputed (% of tokens × layers)", ylabel="KV deviation from full recompute")
-    axes.set_title(title, fontsize=10)
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    if families:
-        axes.legend(frameon=False)
-    figure.savefig(path, dpi=160)

@@ -1,0 +1,233 @@
+"""What a report says of a run: titles, sentences, tables and figures, free of any markup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from c2kv.errors import DataError
+from c2kv.evaluation.longbench import IN_DISTRIBUTION
+from c2kv.evaluation.report import figures
+from c2kv.evaluation.run import SUMMARY, read_json
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column holds names, the others numbers as text."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """svg: the drawing; alt: what it shows, for who cannot see it."""
+
+    svg: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    text: str
+    parts: tuple[Table | Figure, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def read_sections(folder: Path) -> list[Section]:
+    """A run's sections, by its kind. Raises DataError when it is none, or not finished."""
+    if not (folder / SUMMARY).exists():
+        raise DataError(f"'{folder}' holds no {SUMMARY}: no run, or not run to its end yet")
+    summary = read_json(folder / SUMMARY)
+    described = summary.get("manifest", {})
+    kinds = {"qa": _qa, "longbench": _longbench, "bench": _bench, "deviation": _deviation}
+    if described.get("kind") not in kinds:
+        raise DataError(f"run '{folder}' is of no known kind ({described.get('kind')!r})")
+    sections = kinds[described["kind"]](folder, summary)
+    first = sections[0]
+    return [Section(first.title, first.text, first.parts, _facts(described)), *sections[1:]]
+
+
+def _facts(described: dict[str, Any]) -> dict[str, str]:
+    """Where the numbers come from."""
+    machine, versions = described["machine"], described["versions"]
+    digest, dtype = described["backbone_digest"][:12], described["dtype"]
+    facts = {
+        "model": f"{described['model']} ({digest}), {dtype}",
+        "machine": f"{machine['device']}, {machine['cores']} cores, {machine['processor']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    extractors = sorted(set(described["extractors"].values()))
+    if extractors:
+        facts["extractors"] = ", ".join(digest[:12] for digest in extractors)
+    if described["untrained"]:
+        facts["untrained"] = f"{', '.join(described['untrained'])}: these scores mean nothing"
+    for name in ("limit", "per_question", "seed", "protocol", "repeats"):
+        if described.get(name) is not None:
+            facts[name.replace("_", " ")] = str(described[name])
+    return facts
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _qa(folder: Path, summary: dict[str, Any]) -> list[Section]:
+    mean, sets = summary["mean"], summary["sets"]
+    columns = (
+        ("f1", "F1", 1),
+        ("nll", "NLL", 3),
+        ("entries", "KV entries", 0),
+        ("kl", "KL", 3),
+        ("top1", "top-1", 3),
+    )
+    rows = tuple(
+        (name, *(_number(scores.get(key), digits) for key, _, digits in columns))
+        for name, scores in mean.items()
+    )
+    names = tuple(sets)
+    by_set = tuple(
+        (condition, *(_number(sets[name][condition].get("f1"), 1) for name in names))
+        for condition in mean
+    )
+    nlls = tuple(
+        (condition, *(_number(sets[name][condition].get("nll"), 3) for name in names))
+        for condition in mean
+    )
+    scored = {name: next(iter(one.values()))["scored"] for name, one in sets.items()}
+    text = (
+        "The same questions over the same documents, by each method and under controls. "
+        "wrongdoc: another question's documents; budget: raw text cut to as many entries; noctx: "
+        "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
+        "token; KL and top-1 agreement are with full recompute, along its own answer."
+    )
+    figure = figures.svg(figures.scores({name: one.get("f1", 0.0) for name, one in mean.items()}))
+    alt = "F1 by condition, mean of the sets"
+    questions = ", ".join(f"{name} {count}" for name, count in scored.items())
+    return [
+        Section(
+            f"Question answering: {folder.name}",
+            f"{text} Questions: {questions}.",
+            (
+                Figure(figure, alt),
+                Table(("mean of the sets", *(title for _, title, _ in columns)), rows),
+                Table(("F1", *names), by_set),
+                Table(("NLL", *names), nlls),
+            ),
+        )
+    ]
+
+
+def _longbench(folder: Path, summary: dict[str, Any]) -> list[Section]:
+    tasks, described = summary["tasks"], summary["manifest"]
+    methods = tuple(described["conditions"])
+    rows = []
+    for name, scores in tasks.items():
+        star = "*" if name in IN_DISTRIBUTION else ""
+        counted = str(scores[methods[0]]["scored"])
+        rows.append((name + star, counted, *(_number(scores[m].get("score"), 2) for m in methods)))
+    rows.append(("mean", "", *(_number(summary["mean"].get(m), 2) for m in methods)))
+    note = (
+        "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's "
+        "are."
+    )
+    points = {
+        name: {m: (scores[m]["ttft"], scores[m]["score"]) for m in methods if "score" in scores[m]}
+        for name, scores in tasks.items()
+    }
+    text = (
+        f"LongBench v1 by the {described['protocol']} protocol, official scores. Protocols are not "
+        "comparable with each other. TTFT: from the request to the documents' KV ready, what a "
+        "method keeps made before, in memory."
+    )
+    cut = sum(one.get("cut", 0) for scores in tasks.values() for one in scores.values())
+    if cut:
+        text += f" {cut} prompts were too long for the model and were cut in the middle."
+    return [
+        Section(
+            f"LongBench: {folder.name}",
+            text,
+            (
+                Table(("task", "samples", *methods), tuple(rows), note),
+                Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
+            ),
+        )
+    ]
+
+
+def _bench(folder: Path, summary: dict[str, Any]) -> list[Section]:
+    costs = summary["costs"]
+    rows = tuple(
+        (
+            c["method"],
+            str(c["source_tokens"]),
+            str(c["documents"]),
+            str(c["entries"]),
+            _seconds(c["ready"]["median"]),
+            f"{c['speedup']:.1f}",
+            _seconds(c["disk"]["median"]) if c["disk"] else "–",
+            _seconds(c["cold"]),
+            _seconds(c["question"]),
+            f"{c['decode_tokens_per_second']:.1f}",
+            _mega(c["peak_bytes"]),
+            _mega(c["stored_bytes"]),
+            "never" if c["break_even"] is None else f"{c['break_even']:.1f}",
+        )
+        for c in costs
+    )
+    header = (
+        *("method", "tokens", "documents", "entries", "TTFT", "× faster", "disk", "cold"),
+        *("question", "tokens/s", "peak MB", "stored MB", "pays after"),
+    )
+    text = (
+        "Medians of interleaved repeats. TTFT: from the request to the documents' KV ready, kept "
+        "state in memory; disk: in the store; cold: nothing kept. × faster: than full recompute. "
+        "pays after: requests until preparing once beats full recompute."
+    )
+    return [
+        Section(
+            f"What a request costs: {folder.name}",
+            text,
+            (
+                Figure(figures.svg(figures.breakdown(costs)), "parts of TTFT by method"),
+                Figure(
+                    figures.svg(figures.growth(costs)),
+                    "TTFT, memory and decode rate over context length",
+                ),
+                Table(header, rows),
+            ),
+        )
+    ]
+
+
+def _seconds(value: float) -> str:
+    return f"{1e3 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _mega(value: int | None) -> str:
+    return "–" if value is None else f"{value / 1e6:.1f}"
+
+
+def _deviation(folder: Path, summary: dict[str, Any]) -> list[Section]:
+    rows = summary["methods"]
+    table = tuple(
+        (r["method"], f"{100 * r['recomputed']:.1f}", f"{r['deviation']:.4f}") for r in rows
+    )
+    text = (
+        "Relative distance of each method's KV from full recompute's for the same tokens, over the "
+        f"share of the work it computes online ({summary['source_tokens']} tokens)."
+    )
+    drawing = figures.svg(figures.deviation(rows))
+    return [
+        Section(
+            f"KV deviation: {folder.name}",
+            text,
+            (
+                Figure(drawing, "KV deviation over the share recomputed"),
+                Table(("method", "recomputed %", "deviation"), table),
+            ),
+        )
+    ]

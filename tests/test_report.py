@@ -1,0 +1,158 @@
+"""Reports: every number of a run stands in them, and a browser shows them as they should look."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from c2kv.cli.main import main
+from c2kv.errors import DataError
+from c2kv.evaluation.report.sections import read_sections
+
+pytest.importorskip("matplotlib")
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+MANIFEST = {
+    "versions": {"c2kv": "0.1", "torch": "2.13"},
+    "machine": {"processor": "x86", "cores": 2, "threads": 2, "device": "cpu"},
+    "model": "a model <b>",
+    "backbone_digest": "0123456789abcdef",
+    "dtype": "float32",
+    "extractors": {"c2kv": "fedcba9876543210"},
+    "untrained": [],
+}
+
+
+def scored(f1, nll):
+    return {"scored": 100, "failed": 0, "f1": f1, "nll": nll, "entries": 150.0}
+
+
+def cost(method, tokens, ready, **more):
+    spread = {"median": ready, "least": ready * 0.9, "most": ready * 1.2}
+    parts = {"load": ready * 0.1, "blend": 0.0, "compose": ready * 0.9}
+    if method == "recompute":
+        parts = {"load": 0.0, "blend": ready * 0.9, "compose": ready * 0.1}
+    made = {"method": method, "documents": 8, "source_tokens": tokens, "entries": tokens}
+    made |= {"ready": spread, "disk": spread, "cold": 2.5, "question": 0.1, "speedup": 9.0}
+    made |= {"decode_tokens_per_second": 21.0, "peak_bytes": 4 * 10**8, "stored_bytes": 47 * 10**6}
+    return {**made, **parts, "loaded_bytes": 1, "recomputed": 1, "break_even": 1.2, **more}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A finished run of each kind."""
+    methods = ["recompute", "c2kv"]
+    qa = {c: scored(10.0 + i, 3.0 + i) for i, c in enumerate((*methods, "wrongdoc", "noctx"))}
+    qa["c2kv"] |= {"kl": 1.234, "top1": 0.567}
+    task = {
+        m: {
+            "scored": 7,
+            "failed": 0,
+            "score": 12.34 + i,
+            "ttft": 10.0 ** (i - 2),
+            "entries": 9,
+            "cut": 2,
+        }
+        for i, m in enumerate(methods)
+    }
+    kinds = {
+        "qa": {"sets": {"squad": qa, "boolq": qa}, "mean": qa},
+        "longbench": {"tasks": {"hotpotqa": task, "qmsum": task}, "mean": {"c2kv": 13.34}},
+        "bench": {
+            "costs": [
+                cost(m, t, r * t / 1024)
+                for t in (1024, 4096)
+                for m, r in (("recompute", 1.6), ("reuse", 0.016), ("c2kv", 0.0016))
+            ]
+        },
+        "deviation": {
+            "source_tokens": 3848,
+            "documents": 8,
+            "methods": [
+                {"method": "reuse", "recomputed": 0.0, "deviation": 0.1527, "by_layer": [0.1]},
+                {"method": "epic-32", "recomputed": 0.067, "deviation": 0.1214, "by_layer": [0.1]},
+            ],
+        },
+    }
+    folders = []
+    for kind, rest in kinds.items():
+        described = {**MANIFEST, "kind": kind, "conditions": methods, "protocol": "paper"}
+        folder = tmp_path / f"my-{kind}"
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps({"manifest": described, **rest}))
+        folders.append(str(folder))
+    return folders
+
+
+def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
+    output = tmp_path / "out" / "report.html"
+    assert main(["report", *runs, "-o", str(output), "--title", "Two & <three>"]) == 0
+    html = output.read_text()
+    for text in (
+        "Two &amp; &lt;three&gt;",
+        "a model &lt;b&gt;",
+        "1.234",
+        "hotpotqa*",
+        "13.34",
+        "in-distribution",
+        "0.1527",
+        "fedcba987654",
+        "8 prompts",
+    ):
+        assert text in html, text
+    assert html.count("<svg") == 5 and html.count("<table") == 6
+    assert not re.search(r'(?:src|href)="(?!#)', html.replace("xlink:href", "x"))
+    assert "4 runs" in capsys.readouterr().out
+    again = tmp_path / "again.html"
+    main(["report", *runs, "-o", str(again), "--title", "Two & <three>"])
+    assert again.read_text() == html
+
+
+def test_markdown_has_its_figures_beside_it(runs, tmp_path):
+    output = tmp_path / "results.md"
+    assert main(["report", *runs, "-o", str(output)]) == 0
+    text = output.read_text()
+    named = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert named == [f"results-{n}.svg" for n in range(1, 6)]
+    assert all("</svg>" in (tmp_path / name).read_text() for name in named)
+    assert "| hotpotqa* | 7 | 12.34 | 13.34 |" in text
+
+
+def test_what_is_no_finished_run_is_named(tmp_path):
+    with pytest.raises(DataError, match="not run to its end"):
+        read_sections(tmp_path)
+    (tmp_path / "summary.json").write_text('{"manifest": {"kind": "magic"}}')
+    with pytest.raises(DataError, match="'magic'"):
+        read_sections(tmp_path)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_browser_shows_it(runs, tmp_path):
+    """Rendered at two widths: text is there, nothing is cut off, tables scroll inside."""
+    output = tmp_path / "report.html"
+    main(["report", *runs, "-o", str(output)])
+    probe = """<script>window.onload = () => { const out = [];
+      out.push(document.documentElement.scrollWidth <= window.innerWidth + 1);
+      for (const svg of document.querySelectorAll('figure svg')) {
+        const box = svg.getBoundingClientRect(); out.push(box.width > 200 && box.height > 80); }
+      out.push(getComputedStyle(document.querySelector('td + td')).textAlign === 'right');
+      document.title = 'seen:' + out.join(); }</script>"""
+    page = tmp_path / "probe.html"
+    page.write_text(output.read_text().replace("</body>", probe + "</body>"))
+    for width in (1200, 480):
+        picture = tmp_path / f"{width}.png"
+        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+        command += ["--disable-background-networking", "--disable-component-update"]
+        command += ["--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
+        command += [f"--window-size={width},2600"]
+        shot = subprocess.run(
+            [*command, f"--screenshot={picture}", page.as_uri()], capture_output=True, timeout=120
+        )
+        assert shot.returncode == 0 and picture.stat().st_size > 20_000
+        dom = subprocess.run(
+            [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
+        )
+        (seen,) = re.findall(r"<title>seen:(.*?)</title>", dom.stdout)
+        assert seen.split(",") == ["true"] * 7, seen
