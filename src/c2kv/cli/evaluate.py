@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from c2kv.cli import longbench
+from c2kv.cli import longbench, probes
 from c2kv.cli.common import add_engine_options, load_engine, table, whole_number
 from c2kv.errors import ConfigError, DocumentError
 from c2kv.evaluation.conditions import DEFAULT, Condition
@@ -36,6 +36,43 @@ def add_commands(commands: Any) -> None:
     qa.set_defaults(run=run_qa, store=None)  # what is evaluated once is not worth disk
 
     longbench.add_command(kinds, add_out_options)
+    probes.add_command(kinds, conditions, add_out_options)
+    for parser in kinds.choices.values():
+        parser.add_argument(
+            "--config",
+            action=_Config,
+            metavar="FILE",
+            help="options from a YAML file (see recipes/eval/); those given after it win",
+        )
+
+
+class _Config(argparse.Action):
+    """Sets the options that a YAML file gives, as if they stood here on the command line."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        import yaml
+
+        try:
+            given = yaml.safe_load(Path(values).read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            parser.error(f"cannot read config '{values}': {' '.join(str(error).split())}")
+        known = {action.dest: action for action in parser._actions if action.option_strings}
+        if not isinstance(given, dict) or (wrong := set(given) - set(known)):
+            what = f"option '{min(wrong)}' is unknown" if isinstance(given, dict) else "no options"
+            parser.error(f"config '{values}': {what}; known: {', '.join(sorted(known))}")
+        for name, value in given.items():
+            text = ",".join(map(str, value)) if isinstance(value, list) else value
+            parse = known[name].type
+            try:
+                setattr(namespace, name, parse(str(text)) if callable(parse) else text)
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"config '{values}': {name}: {error}")
 
 
 def add_out_options(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,84 @@
+"""c2kv eval probes: exact strings planted in texts of yours, and asked for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from c2kv.cli.common import (
+    add_engine_options,
+    load_engine,
+    read_documents,
+    table,
+    whole_number,
+)
+from c2kv.evaluation.conditions import Condition
+
+_CONDITIONS = "recompute,reuse,c2kv,noctx"
+
+
+def add_command(
+    kinds: Any,
+    conditions: Callable[[str], list[Condition]],
+    add_out_options: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    probes = kinds.add_parser(
+        "probes", help="codes, numbers and names planted in texts: found to the letter?"
+    )
+    probes.add_argument("-n", "--each", type=whole_number(1), default=4, help="of each of 12 kinds")
+    probes.add_argument("--per-question", type=whole_number(2), default=4, metavar="DOCUMENTS")
+    probes.add_argument("--conditions", type=conditions, default=_CONDITIONS)
+    probes.add_argument("--seed", type=int, default=0)
+    add_out_options(probes)
+    add_engine_options(probes)
+    probes.set_defaults(run=run_probes, store=None)
+
+
+def run_probes(args: argparse.Namespace) -> int:
+    texts = read_documents(args.documents)
+    engine = load_engine(args)
+    if args.out is not None:
+        return _run(args, engine, texts, args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(args, engine, texts, Path(folder))
+
+
+def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], folder: Path) -> int:
+    from tqdm import tqdm
+
+    from c2kv.evaluation.probes import make_probes, tabulate
+    from c2kv.evaluation.qa import evaluate
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
+
+    ratio = max(engine.method(c.method).ratio for c in args.conditions)
+    some = [text for _, text in texts]
+    probes = make_probes(engine, some, args.each, ratio, args.per_question, args.seed)
+    names = ("each", "per_question", "seed")
+    settings = {"kind": "probes", **{name: getattr(args, name) for name in names}}
+    settings |= {"texts": rows_digest(some)}
+    described = manifest(engine, args.conditions, settings, [])
+    run = Run(folder, described)
+    done = run.done("probes", args.conditions)
+    run.keep("probes", done)
+    left = [probe.case for probe in probes if probe.case.id not in done]
+    with tqdm(total=len(left), unit="probe", file=sys.stderr, leave=False, disable=None) as bar:
+        for rows in evaluate(engine, left, args.conditions, max_new_tokens=24):
+            run.append("probes", rows)
+            bar.update(len({row["id"] for row in rows}))
+    rows = run.rows("probes")
+    scores = tabulate(probes, rows)
+    failed = sum("error" in row for row in rows)
+    result = {"manifest": described, "found": scores, "failed": failed}
+    write_json(folder / SUMMARY, result)
+    if args.json:
+        print(json.dumps(result, indent=2))
+    else:
+        groups = list(next(iter(scores.values()), {}))
+        cells = [[name, *(f"{by[g]:.0f} %" for g in groups)] for name, by in scores.items()]
+        print(table(cells, ["found by", *groups]))
+    return 1 if failed else 0
