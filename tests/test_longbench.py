@@ -285,3 +285,16 @@ def test_no_stop_token_is_chosen_too_early(engine):
     ((longer,), _) = decode(composition, [[4]], held)
     assert len(longer.token_ids) >= 2 and first not in longer.token_ids[:2]
     assert torch.tensor(longer.token_ids).numel() <= 3
+
+
+def test_records_come_from_the_hub_too(monkeypatch):
+    asked = []
+
+    def rows(source, split):
+        asked.append((source, split))
+        yield from ((number, record(_id=str(number)), None) for number in range(1, 5))
+
+    monkeypatch.setattr("c2kv.training.records._hub_rows", rows)
+    found = load_records("hotpotqa", "hub:THUDM/LongBench", 2)
+    assert [r["_id"] for r in found] == ["1", "2"]
+    assert asked == [("hub:THUDM/LongBench:hotpotqa", "test")]

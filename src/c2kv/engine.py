@@ -11,14 +11,12 @@ from c2kv.backbone import Backbone
 from c2kv.composition import check_positions
 from c2kv.decode import Decoded, DecodingOptions, DecodingTimes, decode
 from c2kv.document import Document
-from c2kv.errors import ConfigError, DocumentError, MissingExtractorError
+from c2kv.errors import DocumentError
 from c2kv.extractor import Extractor
-from c2kv.extractor.box import box, find
-from c2kv.extractor.config import VARIANTS
-from c2kv.library import Compressed, Retrieval, SegmentLibrary, SegmentMaker, Uncompressed
-from c2kv.methods.base import Materials, Method, Prefilled
+from c2kv.libraries import Libraries, choose_extractor
+from c2kv.library import Retrieval, SegmentLibrary
+from c2kv.methods.base import Method, Prefilled
 from c2kv.methods.recompute import prefill
-from c2kv.methods.registry import build
 from c2kv.models import load_backbone
 from c2kv.prompt import SYSTEM_PROMPTS, PromptTemplate, render_document, render_question
 from c2kv.report import Report
@@ -40,15 +38,10 @@ class Answer:
 class Engine:
     """A frozen backbone, an extractor, and the segments of the documents added so far.
 
-    `on_extracted` is told, before and after each extraction pass, the source tokens done and
-    those to do in all.
-
     >>> engine = Engine.load("smollm2-135m", untrained=True)  # doctest: +SKIP
     >>> handbook = engine.add(open("handbook.txt").read())  # doctest: +SKIP
     >>> engine.ask("Who founded the firm?", [handbook]).text  # doctest: +SKIP
     """
-
-    on_extracted: Callable[[int, int], None] = staticmethod(lambda done, total: None)
 
     def __init__(
         self,
@@ -62,62 +55,18 @@ class Engine:
         self.template = PromptTemplate.of(backbone.tokenizer, system)
         self.extractor = extractor
         self.segment_tokens = segment_tokens
-        self._store = store
-        self._libraries: dict[str | None, SegmentLibrary] = {}
-        self._methods: dict[str, Method] = {}
+        self.libraries = Libraries(backbone, extractor, self.template.digest, store)
         self._prefix = prefill(backbone, self.template.prefix_ids())
         warm_up(backbone.dtype, backbone.device)
 
     @property
     def library(self) -> SegmentLibrary:
         """The compressed segments. Raises MissingExtractorError without an extractor."""
-        return self._compressed(None)
-
-    @property
-    def full_library(self) -> SegmentLibrary:
-        """The documents' uncompressed KV."""
-        return self._library("full", lambda: Uncompressed(self.backbone))
-
-    def _compressed(self, variant: str | None) -> SegmentLibrary:
-        """The segments of the engine's extractor (None), of one of a variant, or of an untrained
-        one (`random`)."""
-        own = self.extractor
-        if variant == "random":
-            ratio, kind = (own.config.ratio, own.config.variant) if own else (None, None)
-            return self._library(variant, lambda: self._make(None, True, ratio, kind))
-        if own is not None and variant in (None, own.config.variant):
-            return self._library(None, lambda: Compressed(self.backbone, own))
-        if variant is None:
-            raise self._no_extractor()
-        ratio = None if own is None else own.config.ratio
-        return self._library(variant, lambda: self._make(None, False, ratio, variant))
-
-    def _make(self, *asked: Any) -> Compressed:
-        made = _extractor(self.backbone, *asked)
-        assert made is not None
-        return Compressed(self.backbone, made)
-
-    def _library(self, name: str | None, maker: Callable[[], SegmentMaker]) -> SegmentLibrary:
-        if name not in self._libraries:
-            template = self.template.digest
-            library = SegmentLibrary(self.backbone, maker(), template, self._store)
-            library.on_extracted = lambda done, total: self.on_extracted(done, total)
-            self._libraries[name] = library
-        return self._libraries[name]
+        return self.libraries.compressed()
 
     def method(self, name: str) -> Method:
         """A method of `c2kv.methods.registry` by name, ready for this engine's documents."""
-        if name not in self._methods:
-            materials = Materials(self.backbone, self.full_library, self._compressed)
-            self._methods[name] = build(name, materials)
-        return self._methods[name]
-
-    def _no_extractor(self) -> MissingExtractorError:
-        return MissingExtractorError(
-            f"no extractor is given for '{self.backbone.name}', and none of those in the box is "
-            "for it; pass one (--extractor), or ask for a fresh one (--untrained), whose "
-            "compressed answers mean nothing"
-        )
+        return self.libraries.method(name)
 
     @property
     def untrained(self) -> bool:
@@ -146,22 +95,14 @@ class Engine:
         `ratio` and `variant` (default 4, plain) instead; its answers from compressed documents
         mean nothing, and say so. Without any, only methods that need no extractor work. Raises
         every error of `load_backbone` and `Extractor.from_pretrained`."""
-        if untrained and extractor is not None:
-            raise ConfigError("an extractor is given and a fresh one asked for; choose one")
         backbone = load_backbone(model, dtype=dtype, device=device)
-        made = _extractor(backbone, extractor, untrained, ratio, variant)
+        made = choose_extractor(backbone, extractor, untrained, ratio, variant)
         opened = None if store is None else FolderStore(store)
         return cls(backbone, made, opened, system, segment_tokens)
 
-    @property
-    def has_store(self) -> bool:
-        """Whether segments are kept on disk."""
-        return self._store is not None
-
     def forget(self) -> None:
         """Drop all segments that memory holds (not the store): the next request reads from disk."""
-        for library in self._libraries.values():
-            library.forget()
+        self.libraries.forget()
 
     def document(self, text: str, name: str = "", title: str | None = None) -> Document:
         """Tokenise and cut a document, without extracting it. Raises DocumentError if empty."""
@@ -292,34 +233,6 @@ class Engine:
             batch=batch,
             finish_reason=decoded.finish_reason,
         )
-
-
-def _extractor(
-    backbone: Backbone,
-    source: str | Path | None,
-    untrained: bool,
-    ratio: int | None,
-    variant: str | None,
-) -> Extractor | None:
-    """What `Engine.load` asks for."""
-    if untrained:
-        return Extractor.from_backbone(backbone, ratio or 4, variant or VARIANTS[0])
-    if source is None:
-        source = find(backbone.digest, ratio, variant)
-        if source is None and (ratio or variant):
-            asked = " and ".join(str(v) for v in (ratio and f"ratio {ratio}", variant) if v)
-            raise MissingExtractorError(
-                f"no extractor in the box ({', '.join(box()) or 'it is empty'}) is for "
-                f"'{backbone.name}' and {asked}; pass one (--extractor)"
-            )
-    if source is None:
-        return None
-    made = Extractor.from_pretrained(source, backbone)
-    if variant not in (None, made.config.variant):
-        raise ConfigError(f"extractor '{source}' is {made.config.variant}, not {variant}")
-    if ratio is not None:
-        made.use_ratio(ratio)
-    return made
 
 
 class _TextStream:

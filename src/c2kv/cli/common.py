@@ -213,11 +213,11 @@ def extraction_progress(engine: Engine) -> Iterator[None]:
         if done == total:
             bars[-1].close()  # before anything else is printed
 
-    engine.on_extracted = advance
+    engine.libraries.on_extracted = advance
     try:
         yield
     finally:
-        del engine.on_extracted
+        del engine.libraries.on_extracted
         for bar in bars:
             bar.close()
 

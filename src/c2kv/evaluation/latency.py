@@ -113,7 +113,7 @@ def measure(
             runs[method].append(_request(engine, documents, method))
             progress()
     disk: dict[str, list[float]] = {method: [] for method in methods}
-    if engine.has_store:
+    if engine.libraries.store is not None:
         for _ in range(repeats):
             for method in methods:
                 engine.forget()
