@@ -324,6 +324,8 @@ def test_anchors_read_together_or_apart(llama):
     )
     assert apart.composition.entries == joint.composition.entries == 5 + 2 + 3
     assert [s.span for s in joint.composition.segments] == [20]
+    with pytest.raises(ConfigError, match="use the method anchor"):
+        registry.build("c2kv", materials)
     first = slice(0, 5 + 2)
     close(kv(apart)[..., first, :], kv(joint)[..., first, :])
     assert not torch.allclose(kv(apart), kv(joint), atol=1e-2)

@@ -67,6 +67,7 @@ def runs(tmp_path):
                 for m, r in (("recompute", 1.6), ("reuse", 0.016), ("c2kv", 0.0016))
             ]
         },
+        "probes": {"found": {"c2kv": {"all": 41.7, "block end": 50.0}}, "failed": 0},
         "deviation": {
             "source_tokens": 3848,
             "documents": 8,
@@ -98,13 +99,14 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "13.34",
         "in-distribution",
         "0.1527",
+        "block end",
         "fedcba987654",
         "8 prompts",
     ):
         assert text in html, text
-    assert html.count("<svg") == 5 and html.count("<table") == 6
+    assert html.count("<svg") == 5 and html.count("<table") == 7
     assert not re.search(r'(?:src|href)="(?!#)', html.replace("xlink:href", "x"))
-    assert "4 runs" in capsys.readouterr().out
+    assert "5 runs" in capsys.readouterr().out
     again = tmp_path / "again.html"
     main(["report", *runs, "-o", str(again), "--title", "Two & <three>"])
     assert again.read_text() == html

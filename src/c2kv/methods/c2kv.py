@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from c2kv.errors import ConfigError
 from c2kv.methods.base import Materials, Method
 from c2kv.methods.registry import refuse
 from c2kv.methods.reuse import Reuse
@@ -9,8 +10,9 @@ from c2kv.methods.reuse import Reuse
 
 def build(name: str, parameters: list[str], materials: Materials) -> Method:
     """`c2kv` takes the engine's extractor, `c2kv-plain` and `c2kv-residual` one of that variant."""
-    if not parameters:
-        return Reuse(name, materials.compressed(None))
-    if parameters[0] not in ("plain", "residual") or len(parameters) > 1:
+    if parameters not in ([], ["plain"], ["residual"]):
         raise refuse(name, "c2kv")
-    return Reuse(name, materials.compressed(parameters[0]))
+    library = materials.compressed(parameters[0] if parameters else None)
+    if library.maker.variant == "anchor":
+        raise ConfigError(f"the extractor for '{name}' makes anchors; use the method anchor")
+    return Reuse(name, library)

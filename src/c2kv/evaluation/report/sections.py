@@ -43,7 +43,13 @@ def read_sections(folder: Path) -> list[Section]:
         raise DataError(f"'{folder}' holds no {SUMMARY}: no run, or not run to its end yet")
     summary = read_json(folder / SUMMARY)
     described = summary.get("manifest", {})
-    kinds = {"qa": _qa, "longbench": _longbench, "bench": _bench, "deviation": _deviation}
+    kinds = {
+        "qa": _qa,
+        "longbench": _longbench,
+        "probes": _probes,
+        "bench": _bench,
+        "deviation": _deviation,
+    }
     if described.get("kind") not in kinds:
         raise DataError(f"run '{folder}' is of no known kind ({described.get('kind')!r})")
     sections = kinds[described["kind"]](folder, summary)
@@ -156,6 +162,19 @@ def _longbench(folder: Path, summary: dict[str, Any]) -> list[Section]:
             ),
         )
     ]
+
+
+def _probes(folder: Path, summary: dict[str, Any]) -> list[Section]:
+    scores = summary["found"]
+    groups = tuple(next(iter(scores.values()), {}))
+    rows = tuple(
+        (name, *(_number(by.get(group), 0) for group in groups)) for name, by in scores.items()
+    )
+    text = (
+        "A code, a number or a name planted in a document, and asked for: percent found to the "
+        "letter, by kind, by where its document stands, and by whether it ends where a block does."
+    )
+    return [Section(f"Exact strings: {folder.name}", text, (Table(("% found", *groups), rows),))]
 
 
 def _bench(folder: Path, summary: dict[str, Any]) -> list[Section]:
