@@ -67,9 +67,9 @@ for _name, _form, _summary in (
         "reuse, with the share R of tokens recomputed whose values deviate most",
     ),
     ("block", "block[-unchecked]", "reuse on a backbone fine-tuned for it (Block-Attention)"),
-    ("naive", "naive-stride|norm-K", "reuse of one in K entries of each document"),
+    ("naive", "naive-stride-K, naive-norm-K", "reuse of one in K entries of each document"),
     ("c2kv", "c2kv[-plain|-residual]", "an extractor's segments: k-times fewer entries"),
-    ("hybrid", "hybrid-N|all", "the first N documents by reuse, the rest by c2kv"),
+    ("hybrid", "hybrid-N, hybrid-all", "the first N documents by reuse, the rest by c2kv"),
     ("anchor", "anchor[-joint]", "anchor tokens, which do not compose: a contrast"),
     ("random", "random", "c2kv with an untrained extractor: a control"),
 ):
