@@ -7,6 +7,7 @@ import pytest
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
 from c2kv.evaluation.conditions import CONTROLS, DEFAULT, Condition
+from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.metrics import f1, normalize
 from c2kv.evaluation.qa import evaluate, make_cases, summarize
 from c2kv.extractor import Extractor
@@ -123,6 +124,11 @@ def test_a_case_that_does_not_fit_fails_alone(engine, monkeypatch):
     summary = summarize(rows)
     assert summary["reuse"]["scored"] == 2 and summary["reuse"]["failed"] == 1
     assert all("kl" in row for row in rows if row["condition"] == "reuse" and "error" not in row)
+    # One that recompute could not answer has no reference; the others keep theirs.
+    chosen = [Condition.of("recompute"), Condition.of("noctx")]
+    (rows,) = evaluate(engine, cases, chosen, max_new_tokens=4)
+    with_kl = {row["id"] for row in rows if "kl" in row}
+    assert with_kl == {cases[0].id, cases[2].id}
 
 
 @pytest.mark.embedded
@@ -130,6 +136,29 @@ def test_repeated_ids_are_told_apart(engine):
     records = [*RECORDS[:3], replace(RECORDS[3], id="Brone")]
     cases = make_cases(engine, records, limit=4, documents=1)
     assert sorted(c.id for c in cases) == ["Aldwick", "Brone", "Brone#2", "Carrow"]
+
+
+@pytest.mark.embedded
+def test_the_budget_is_whole_messages_of_as_many_tokens(engine):
+    text = "The mill stands by the river. " * 12
+    documents = [engine.document(text), engine.document("Hay.")]
+    cut, method = controlled(engine, Condition.of("budget"), documents, ())
+    assert method == "recompute"
+    closing = tuple(engine.template.closing_ids())
+    assert closing and documents[0].pieces[0][-len(closing) :] == closing
+    for document, whole in zip(cut, documents, strict=True):
+        assert document.tokens == -(-whole.tokens // 4)
+    long = cut[0].pieces[0]
+    assert long[-len(closing) :] == closing
+    assert long[: -len(closing)] == documents[0].pieces[0][: len(long) - len(closing)]
+
+
+@pytest.mark.embedded
+def test_gold_documents_are_never_left_out(engine):
+    passages = tuple(r.documents[0] for r in RECORDS[:2])
+    records = [replace(RECORDS[0], documents=passages, supporting=None), *RECORDS[2:]]
+    (case,) = [c for c in make_cases(engine, records, 5, documents=1) if c.id == "Aldwick"]
+    assert {d.name for d in case.documents} == {"Aldwick", "Brone"}
 
 
 def test_conditions_are_methods_or_controls_of_them():

@@ -101,6 +101,11 @@ class PromptTemplate:
         """Token ids of one document's piece. Special tokens spelled in it are plain text."""
         return self._piece(self.document_before, content, self.document_after)[0]
 
+    def closing_ids(self) -> list[int]:
+        """Token ids that end every document's message; empty where its end is plain text."""
+        after = self.document_after
+        return [] if self._is_plain_text(after) else self._literal(after)
+
     def document_pieces(self, content: str, limit: int) -> list[list[int]]:
         """The document's piece cut into parts of at most `limit` tokens, at the last paragraph
         end that keeps a part at least half full, else sentence end, else token. The parts,

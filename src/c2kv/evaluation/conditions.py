@@ -2,8 +2,8 @@
 
 Controls: `wrongdoc` (a method over another case's documents: one that answers alike from these
 has read nothing), `shuffled` (a method, documents in reverse order), `budget` (each document's
-raw text cut to as many tokens as the method keeps entries), `noctx` (no documents at all). They
-are of c2kv unless another method is named, as in `wrongdoc:reuse`.
+raw text cut to as many tokens as the method keeps entries), `noctx` (no documents at all); and
+the method `random`. They are of c2kv unless another method is named, as in `wrongdoc:reuse`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from c2kv.errors import ConfigError
 from c2kv.methods.registry import check
 
 CONTROLS = ("wrongdoc", "shuffled", "budget", "noctx")
-DEFAULT = ("recompute", "reuse", "c2kv", *CONTROLS)
+DEFAULT = ("recompute", "reuse", "c2kv", *CONTROLS, "random")
 
 
 @dataclass(frozen=True)

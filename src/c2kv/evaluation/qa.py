@@ -7,7 +7,7 @@ import random
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import C2KVError, ConfigError
 from c2kv.evaluation.conditions import Condition
+from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.metrics import f1
 from c2kv.methods.base import Prefilled
 from c2kv.prompt import render_document
@@ -41,20 +42,22 @@ class Case:
 def make_cases(
     engine: Engine, records: Sequence[Record], limit: int, documents: int = 4, seed: int = 0
 ) -> list[Case]:
-    """`limit` questions drawn from `records`, each with its gold documents and distractors (its
-    own, else passages of other groups) up to `documents`, shuffled."""
+    """`limit` questions drawn from `records`, each with all its gold documents (every one, where
+    these are not known) and distractors (its own, else passages of other groups) up to
+    `documents`, shuffled."""
     rng = random.Random(seed)
     order = list(records)
     rng.shuffle(order)
     passages = [(r.group, p) for r in records for p in r.documents]
     drawn = []
     for record in order[:limit]:
-        gold = list(record.supporting or range(len(record.documents)))[:documents]
+        gold = list(record.supporting or range(len(record.documents)))  # all, however many
         chosen = [record.documents[i] for i in gold]
         rest = [p for i, p in enumerate(record.documents) if i not in gold]
         rng.shuffle(rest)
-        chosen += rest[: documents - len(chosen)]
-        chosen += _others(rng, passages, record.group, chosen, documents - len(chosen))
+        chosen += rest[: max(0, documents - len(chosen))]
+        missing = max(0, documents - len(chosen))
+        chosen += _others(rng, passages, record.group, chosen, missing)
         rng.shuffle(chosen)
         drawn.append((record, chosen))
     cases: list[Case] = []
@@ -164,10 +167,16 @@ def _evaluate_batch(
             (one.case.id, pair)
             for one, pair in zip(ready, zip(ids, along, strict=True), strict=True)
         )
-    elif all(one.case.id in references for one in ready):
-        known = [references[one.case.id] for one in ready]
-        along = _logits(engine, compositions, asked, [ids for ids, _ in known])
-        fidelity = [_fidelity(r, g) for (_, r), g in zip(known, along, strict=True)]
+    elif known := [i for i, one in enumerate(ready) if one.case.id in references]:
+        pairs = [references[ready[i].case.id] for i in known]
+        along = _logits(
+            engine,
+            [compositions[i] for i in known],
+            [asked[i] for i in known],
+            [ids for ids, _ in pairs],
+        )
+        for i, (_, reference), got in zip(known, pairs, along, strict=True):
+            fidelity[i] = _fidelity(reference, got)
     decode_text = engine.backbone.tokenizer.decode
     for one, found, (nll, tokens), faithful in zip(ready, decoded, nlls, fidelity, strict=True):
         text = decode_text(found.token_ids, skip_special_tokens=True)
@@ -191,16 +200,7 @@ def _evaluate_batch(
 
 def _prefill(engine: Engine, case: Case, condition: Condition, new_tokens: int) -> _Ready:
     """Raises C2KVError when the case cannot be put in front of the model."""
-    documents, method = case.documents, condition.method
-    if condition.control == "wrongdoc":
-        documents = case.wrong
-    elif condition.control == "shuffled":
-        documents = documents[::-1]
-    elif condition.control == "budget":
-        ratio, method = engine.method(method).ratio, "recompute"
-        documents = tuple(_cut(document, ratio) for document in documents)
-    elif condition.control == "noctx":
-        documents, method = (), "recompute"
+    documents, method = controlled(engine, condition, case.documents, case.wrong)
     (question,), _ = engine.check([case.question], documents, max_new_tokens=new_tokens)
     return _Ready(case, engine.prefill(documents, method), question)
 
@@ -209,11 +209,6 @@ def _digest(one: _Ready) -> str:
     """SHA-256 (shortened) of the prompt's token ids."""
     ids = [*one.prefilled.composition.token_ids, *one.question]
     return hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()[:16]
-
-
-def _cut(document: Document, ratio: int) -> Document:
-    """As many tokens of each piece as an extractor keeps entries."""
-    return replace(document, pieces=tuple(p[: -(-len(p) // ratio)] for p in document.pieces))
 
 
 def _logits(
@@ -245,7 +240,12 @@ def _answer_nll(
     ]
     logits = _logits(engine, compositions, asked, ids)
     return [
-        (F.cross_entropy(one.float(), torch.tensor(i), reduction="sum").item(), len(i))
+        (
+            F.cross_entropy(
+                one.float(), torch.tensor(i, device=one.device), reduction="sum"
+            ).item(),
+            len(i),
+        )
         for one, i in zip(logits, ids, strict=True)
     ]
 
