@@ -104,9 +104,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tuned, embedded, trains, tmp_
 
 
 @pytest.mark.embedded
-def test_options_of_extractors_are_refused(tuned, trainable):
-    with pytest.raises(ConfigError, match="for training extractors"):
-        Trainer(tuned(gradient_checkpointing=True), trainable)
+def test_options_of_extractors_are_refused(tuned):
+    with pytest.raises(ConfigError, match="gradient_checkpointing is for training extractors"):
+        tuned(gradient_checkpointing=True)
 
 
 def test_an_ordinary_checkpoint_is_not_taken_for_a_fine_tuned_one():

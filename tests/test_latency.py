@@ -60,6 +60,18 @@ def test_a_method_beside_itself_is_as_fast(engine):
         assert 1 / 4 < first.ready.median / second.ready.median < 4  # small and noisy
 
 
+def test_every_point_begins_with_nothing_stored_and_memory_is_memory(engine):
+    first = measure(engine, METHODS, 200, 2, 1)
+    second = measure(engine, METHODS, 400, 2, 1)  # its documents would hold the first's
+    assert all(cost.cold > 0 for cost in (*first, *second))
+    engine.libraries.forget()
+    small = Engine(
+        engine.backbone, engine.extractor, engine.libraries.store, segment_tokens=64, memory_bytes=1
+    )
+    with pytest.raises(ConfigError, match="more --memory"):
+        measure(small, ["recompute", "reuse"], 300, 2, 1)
+
+
 def test_what_makes_no_comparison_is_refused(engine):
     with pytest.raises(ConfigError, match="add recompute"):
         measure(engine, ["reuse"], 100, 2)

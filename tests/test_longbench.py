@@ -11,6 +11,7 @@ from c2kv.cli.main import main
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError, DataError
 from c2kv.evaluation import metrics, protocols
+from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.longbench import (
     TASKS,
     group_texts,
@@ -162,13 +163,14 @@ def test_full_recompute_equals_generate_on_the_official_prompt(embedded):
             turns = [{"role": "user", "content": prompt}]
             prompt = tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True
-            )
+            )  # this template has no thinking mode
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         out = embedded.model.generate(
             ids, max_new_tokens=TASKS[name].max_new_tokens, do_sample=False
         )
         expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         assert row["prediction"] == expected and row["cut_tokens"] == 0
+        assert row["ttft"] > row["question"]  # the prefill of the whole prompt is in it
 
 
 @pytest.mark.embedded
@@ -201,9 +203,15 @@ def test_samsum_ends_at_a_newline_but_not_at_once(engine, monkeypatch):
 @pytest.mark.embedded
 def test_methods_read_the_same_documents_and_differ_in_cost(engine):
     methods = ["recompute", "reuse", "epic-4", "epic-999"]
-    rows = protocols.answer_paper(engine, "hotpotqa", record(), methods)
-    assert [row["condition"] for row in rows] == methods
-    assert len({row["prompt"] for row in rows}) == 1
+    names = [*methods, "wrongdoc:reuse", "budget:epic-4", "noctx"]
+    conditions = [Condition.of(name) for name in names]
+    other = record(context="Passage 1:\nHay\nHay is dry.\n")
+    rows = protocols.answer_paper(engine, "hotpotqa", record(), conditions, other)
+    assert [row["condition"] for row in rows] == names
+    assert len({row["prompt"] for row in rows[: len(methods)]}) == 1
+    assert rows[4]["source_tokens"] < rows[0]["source_tokens"] > rows[6]["source_tokens"]
+    with pytest.raises(ConfigError, match="needs two samples"):
+        protocols.answer_paper(engine, "hotpotqa", record(), conditions)
     by_name = {row["condition"]: row for row in rows}
     assert by_name["epic-999"]["prediction"] == by_name["recompute"]["prediction"]
     assert by_name["reuse"]["cost"]["recomputed"] == 0 < by_name["epic-4"]["cost"]["recomputed"]
@@ -254,18 +262,12 @@ def test_failed_samples_are_recorded_and_fail_the_run(engine, tmp_path, monkeypa
     monkeypatch.setattr("c2kv.cli.longbench.load_engine", lambda args: engine)
     rows = [record(_id="fine"), record(_id="empty", context="***")]
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    original = protocols.answer_paper
-
-    def answer(engine, name, sample, methods):
-        if sample["_id"] == "empty":
-            raise ConfigError("no documents")
-        return original(engine, name, sample, methods)
-
-    monkeypatch.setattr(protocols, "answer_paper", answer)
+    out = tmp_path / "run"
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "recompute", "--json"]
-    assert main([*command, str(tmp_path)]) == 1
+    assert main([*command, "--out", str(out), str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert "1 samples failed" in captured.err
+    assert "has an empty context" in (out / "hotpotqa.jsonl").read_text()
     scores = json.loads(captured.out)["tasks"]["hotpotqa"]["recompute"]
     assert scores["scored"] == 1 and scores["failed"] == 1
 

@@ -218,6 +218,16 @@ def test_methods_do_the_work_they_claim_and_no_more(llama, name, products):
     )
 
 
+def test_blending_refuses_kernels_without_masks(monkeypatch):
+    backbone = backbone_of("llama")
+    method = registry.build("epic-2", materials_of(backbone))
+    prefix, documents = prefill(backbone, PREFIX), documents_of(backbone)
+    method.prepare(documents)
+    monkeypatch.setattr(backbone.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(ConfigError, match="load the model with sdpa"):
+        method.prefill(prefix, documents)
+
+
 def test_what_is_stored_is_what_is_loaded(llama):
     documents = documents_of(llama)
     entry = llama.kv_bytes_per_entry
@@ -324,8 +334,9 @@ def test_anchors_read_together_or_apart(llama):
     )
     assert apart.composition.entries == joint.composition.entries == 5 + 2 + 3
     assert [s.span for s in joint.composition.segments] == [20]
-    with pytest.raises(ConfigError, match="use the method anchor"):
-        registry.build("c2kv", materials)
+    for name in ("c2kv", "hybrid-1"):
+        with pytest.raises(ConfigError, match="use the method anchor"):
+            registry.build(name, materials)
     first = slice(0, 5 + 2)
     close(kv(apart)[..., first, :], kv(joint)[..., first, :])
     assert not torch.allclose(kv(apart), kv(joint), atol=1e-2)

@@ -76,10 +76,10 @@ def test_options_come_from_a_config_and_those_after_it_win(tmp_path):
     for path in sorted((ROOT / "recipes/eval").glob("*.yaml")):
         arguments = ["eval", "longbench", "--config", str(path), "-n", "3", "data"]
         args = build_parser().parse_args(arguments)
-        assert args.methods[0] == "recompute" and args.limit == 3 and args.device == "cuda"
+        assert args.methods[0].name == "recompute" and args.limit == 3 and args.device == "cuda"
         assert args.segment_tokens == 1024 and "qmsum" in args.tasks
         args = build_parser().parse_args([*arguments, "--methods", "reuse"])
-        assert args.methods == ["reuse"]
+        assert [condition.name for condition in args.methods] == ["reuse"]
     assert path.name == "qwen3-4b-instruct-2507.yaml"
 
 

@@ -101,7 +101,7 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "0.1527",
         "block end",
         "fedcba987654",
-        "8 prompts",
+        "4 prompts",
     ):
         assert text in html, text
     assert html.count("<svg") == 5 and html.count("<table") == 7

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -158,6 +159,35 @@ def test_samples_vary_in_order_number_and_words_and_repeat_exactly(backbone, dat
     assert all(len(set(g.documents)) == len(g.documents) for g in groups)
 
 
+def test_no_gold_passage_is_left_out(backbone, tmp_path):
+    """Two questions that need two passages each: asked together when they fit, else one."""
+    documents = [{"title": p, "text": f"The mill at {p} is old."} for p in PLACES[:4]]
+    lines = []
+    for number, gold in enumerate(([0, 1], [2, 3])):
+        record = {
+            "id": str(number),
+            "dataset": "m",
+            "split": "train",
+            "documents": documents,
+            "question": f"Which {number}?",
+            "answers": ["x"],
+            "supporting": gold,
+            "group": "g",
+            "task": "qa",
+        }
+        lines.append(json.dumps(record) + "\n")
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(lines))
+    for most, asked in ((4, 2), (2, 1), (1, 1)):
+        group = sampler_of(backbone, path, documents=(1, most), questions=2).qa(0)
+        assert len(group.questions) == asked
+        texts = [backbone.tokenizer.decode(d) for d in group.documents]
+        for question in group.questions:
+            number = int(backbone.tokenizer.decode(question.question).split("Which ")[1][0])
+            for place in PLACES[2 * number : 2 * number + 2]:
+                assert any(place in text for text in texts)
+
+
 def test_warm_up_samples_ask_for_their_own_passage(backbone, data):
     sampler = sampler_of(backbone, data, passages=4, passage_tokens=10)
     for group in (sampler.passages(i, repeat=True) for i in range(5)):
@@ -242,19 +272,28 @@ def test_one_process_cannot_shard(backbone, recipe):
         Trainer(recipe(shard=True), backbone)
 
 
-def test_an_interrupted_run_saves_and_resumes(backbone, recipe, monkeypatch):
-    trainer = Trainer(recipe(checkpoint_every=100), backbone)
-    log = trainer._log
+def test_an_interrupted_run_ends_its_step_saves_and_resumes(backbone, recipe, monkeypatch):
+    settings = recipe(checkpoint_every=100)
+    trainer = Trainer(settings, backbone)
+    before = signal.getsignal(signal.SIGINT)
+    groups = trainer._groups
 
-    def interrupt(metrics):
-        log(metrics)
-        if metrics.get("step") == 3 and "loss" in metrics:
-            raise KeyboardInterrupt
+    def interrupt():
+        if trainer.step == 2:  # in the middle of the third step
+            os.kill(os.getpid(), signal.SIGINT)
+        return groups()
 
-    monkeypatch.setattr(trainer, "_log", interrupt)
+    monkeypatch.setattr(trainer, "_groups", interrupt)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert Trainer(recipe(checkpoint_every=100), backbone, resume=True).step == 3
+    assert signal.getsignal(signal.SIGINT) is before
+    resumed = Trainer(settings, backbone, resume=True)
+    assert resumed.step == 3
+    resumed.train()
+    whole = Trainer(replace(settings, output=settings.output + "-whole"), backbone)
+    whole.train()
+    for name, value in whole.subject.extractor.state_dict().items():
+        assert torch.equal(value, resumed.subject.extractor.state_dict()[name]), name
 
 
 def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, tmp_path):
@@ -318,6 +357,10 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
         trainer.train()
     again = Trainer(recipe(), backbone, resume=True)
     assert again.step == 2
+    hook = again.subject.extractor.embedding.register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(TrainingError, match=r"gradient's norm is (nan|inf)"):
+        again.train()
+    hook.remove()
     assert all(p.isfinite().all() for p in again.subject.extractor.parameters())
 
 
@@ -368,6 +411,9 @@ def test_recipes_load_and_settings_win(data, tmp_path):
         (("trains=nothing",), "trains 'nothing'"),
         (("schedule=steep",), "schedule 'steep'"),
         (("ratios=[2, 8]",), "ratio 4, the default one"),
+        (("anneal=2000",), "must end before the run"),
+        (("dev=[{source: x}]", "dev_samples=1"), "dev_samples 1"),
+        (("trains=block", "distill=0.5"), "distill is for training extractors"),
     ],
 )
 def test_wrong_recipes_say_what_is_wrong(tmp_path, change, says):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from typing import Any
 
 import torch
@@ -140,6 +141,12 @@ class Backbone:
     def dtype(self) -> torch.dtype:
         return self.embed_tokens.weight.dtype
 
+    def now(self) -> float:
+        """Seconds of a clock that waits for the device's queued work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
     @property
     def kv_bytes_per_entry(self) -> int:
         """Bytes of one KV entry: both of keys and values, over all layers and heads."""
@@ -184,16 +191,21 @@ class Backbone:
         return hidden, capture.keys, capture.values
 
     def recompute_layer(
-        self, index: int, hidden: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, at: Tensor
+        self,
+        index: int,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        kv: Tensor,
+        at: Tensor,
+        seen: Tensor,
     ) -> Tensor:
         """Run one frozen layer over `hidden` [1, s, hidden_size], the tokens at positions `at`
         [s] of a prompt with KV `kv` [2, kv_heads, n, head_dim] (keys rotated). Their own keys
-        and values are written into it, and each sees every key up to its position, whatever the
-        others are. Returns the new hidden states."""
-        mask = torch.arange(kv.shape[2], device=at.device) <= at[:, None]
+        and values are written into it, then each sees the keys that `seen` [s, n] says. Returns
+        the new hidden states."""
         return self.layers[index](
             hidden,
-            attention_mask=mask[None, None],
+            attention_mask=seen[None, None],
             position_embeddings=angles,
             **{self._cache_argument: _KVScatter(kv, at)},
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -128,7 +127,7 @@ def decode(
     for composition, question in zip(compositions, questions, strict=True):
         end = len(question) + options.max_new_tokens
         check_positions(backbone, composition.question_position, end)
-    times, clock = DecodingTimes(), _Clock(device)
+    times, clock = DecodingTimes(), _Clock(backbone)
     cache = open_together(compositions, longest + options.max_new_tokens)
     times.compose = clock.lap()
 
@@ -228,14 +227,12 @@ def _mask(
 
 
 class _Clock:
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._last = time.perf_counter()
+    def __init__(self, backbone: Backbone):
+        self._now = backbone.now
+        self._last = self._now()
 
     def lap(self) -> float:
         """Seconds since the last lap, with the device's queued work done."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        now = time.perf_counter()
+        now = self._now()
         self._last, elapsed = now, now - self._last
         return elapsed

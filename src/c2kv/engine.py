@@ -14,7 +14,7 @@ from c2kv.document import Document
 from c2kv.errors import DocumentError
 from c2kv.extractor import Extractor
 from c2kv.libraries import Libraries, choose_extractor
-from c2kv.library import Retrieval, SegmentLibrary
+from c2kv.library import DEFAULT_MEMORY_BYTES, Retrieval, SegmentLibrary
 from c2kv.methods.base import Method, Prefilled
 from c2kv.methods.recompute import prefill
 from c2kv.models import load_backbone
@@ -50,12 +50,13 @@ class Engine:
         store: FolderStore | None = None,
         system: str = SYSTEM_PROMPTS[0],
         segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ):
         self.backbone = backbone
         self.template = PromptTemplate.of(backbone.tokenizer, system)
         self.extractor = extractor
         self.segment_tokens = segment_tokens
-        self.libraries = Libraries(backbone, extractor, self.template.digest, store)
+        self.libraries = Libraries(backbone, extractor, self.template.digest, store, memory_bytes)
         self._prefix = prefill(backbone, self.template.prefix_ids())
         warm_up(backbone.dtype, backbone.device)
 
@@ -87,18 +88,20 @@ class Engine:
         device: str = "auto",
         system: str = SYSTEM_PROMPTS[0],
         segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> Engine:
         """Load a backbone and an extractor: a folder, the name of one in the box, or a hub id;
         by default, the first in the box that is for this backbone (and `ratio` and `variant`).
 
         ratio: one of those the extractor was trained for. untrained: make a fresh extractor of
         `ratio` and `variant` (default 4, plain) instead; its answers from compressed documents
-        mean nothing, and say so. Without any, only methods that need no extractor work. Raises
-        every error of `load_backbone` and `Extractor.from_pretrained`."""
+        mean nothing, and say so. Without any, only methods that need no extractor work.
+        memory_bytes: of segments kept in memory, of each kind in use. Raises every error of
+        `load_backbone` and `Extractor.from_pretrained`."""
         backbone = load_backbone(model, dtype=dtype, device=device)
         made = choose_extractor(backbone, extractor, untrained, ratio, variant)
         opened = None if store is None else FolderStore(store)
-        return cls(backbone, made, opened, system, segment_tokens)
+        return cls(backbone, made, opened, system, segment_tokens, memory_bytes)
 
     def forget(self) -> None:
         """Drop all segments that memory holds (not the store): the next request reads from disk."""

@@ -62,12 +62,15 @@ class Libraries:
         extractor: Extractor | None,
         template_digest: str,
         store: FolderStore | None,
+        memory_bytes: int,
     ):
-        """extractor: the one that methods use unless they name another."""
+        """extractor: the one that methods use unless they name another; memory_bytes: of segments
+        kept in memory, by each library."""
         self.backbone = backbone
         self.extractor = extractor
         self.store = store
         self._template = template_digest
+        self._memory_bytes = memory_bytes
         self._made: dict[str | None, SegmentLibrary] = {}
         self._methods: dict[str, Method] = {}
 
@@ -100,7 +103,9 @@ class Libraries:
 
     def _library(self, name: str | None, maker: Callable[[], SegmentMaker]) -> SegmentLibrary:
         if name not in self._made:
-            library = SegmentLibrary(self.backbone, maker(), self._template, self.store)
+            library = SegmentLibrary(
+                self.backbone, maker(), self._template, self.store, self._memory_bytes
+            )
             library.on_extracted = lambda done, total: self.on_extracted(done, total)
             self._made[name] = library
         return self._made[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +17,7 @@ from c2kv.fullkv import full_kv
 from c2kv.segment import Segment, SegmentIdentity
 from c2kv.store import FolderStore
 
+DEFAULT_MEMORY_BYTES = 2 << 30
 # Padded source tokens of one extraction pass: bounds its memory.
 BATCH_TOKENS = 2048
 
@@ -99,7 +99,7 @@ class SegmentLibrary:
         maker: SegmentMaker,
         template_digest: str,
         store: FolderStore | None = None,
-        memory_bytes: int = 2 << 30,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
         tenant: str = "",
     ):
         self.backbone = backbone
@@ -130,7 +130,7 @@ class SegmentLibrary:
         labels: Sequence[str] | None = None,
     ) -> Retrieval:
         """The segments of `pieces` (token ids); `labels` name newly stored ones for people."""
-        result, start = Retrieval(), time.perf_counter()
+        result, start = Retrieval(), self.backbone.now()
         identities = [self.identity(piece) for piece in pieces]
         found: dict[str, Segment] = {}
         missing: dict[str, int] = {}
@@ -148,9 +148,9 @@ class SegmentLibrary:
                 missing[key] = index
             else:
                 found[key] = segment
-        result.load_seconds = time.perf_counter() - start
+        result.load_seconds = self.backbone.now() - start
 
-        start = time.perf_counter()
+        start = self.backbone.now()
         done, total = 0, sum(len(pieces[i]) for i in missing.values())
         if total:
             self.on_extracted(0, total)
@@ -165,7 +165,7 @@ class SegmentLibrary:
             result.extracted += len(batch)
             done += sum(len(pieces[i]) for i in batch)
             self.on_extracted(done, total)
-        result.extract_seconds = time.perf_counter() - start if missing else 0.0
+        result.extract_seconds = self.backbone.now() - start if missing else 0.0
         result.segments = [found[identity.key] for identity in identities]
         return result
 
@@ -182,7 +182,10 @@ class SegmentLibrary:
                 f"extraction in {self.backbone.dtype} gave values that are not finite, and stored "
                 "nothing of them; check the model with `c2kv doctor`, or use float32"
             )
-        if len(kvs) > 1:  # a view would keep the whole padded batch alive
+        # Segments live in host memory, wherever they came from; the device holds caches.
+        if self.backbone.device.type != "cpu":
+            kvs = [kv.to("cpu") for kv in kvs]
+        elif len(kvs) > 1:  # a view would keep the whole padded batch alive
             kvs = [kv.clone(memory_format=torch.contiguous_format) for kv in kvs]
         return [Segment(*pair) for pair in zip(identities, kvs, strict=True)]
 

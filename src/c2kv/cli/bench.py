@@ -52,9 +52,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    if args.store is not None:
-        return _run(args)
-    with tempfile.TemporaryDirectory() as folder:
+    # A store of its own: cold requests must find nothing, and leave nothing.
+    with tempfile.TemporaryDirectory(dir=args.store) as folder:
         args.store = folder
         return _run(args)
 

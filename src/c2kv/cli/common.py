@@ -94,6 +94,13 @@ def add_engine_options(
         metavar="N",
         help="cut documents into segments of at most N tokens (default 512)",
     )
+    parser.add_argument(
+        "--memory",
+        type=whole_number(1),
+        default=2,
+        metavar="GIB",
+        help="most memory for segments, of each kind in use (default 2)",
+    )
     if documents is not None:
         parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=documents)
 
@@ -127,6 +134,7 @@ def load_engine(args: argparse.Namespace) -> Engine:
         dtype=args.dtype,
         device=args.device,
         segment_tokens=args.segment_tokens,
+        memory_bytes=args.memory << 30,
     )
 
 

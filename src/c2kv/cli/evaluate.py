@@ -35,7 +35,7 @@ def add_commands(commands: Any) -> None:
     add_engine_options(qa, documents="record files")
     qa.set_defaults(run=run_qa, store=None)  # what is evaluated once is not worth disk
 
-    longbench.add_command(kinds, add_out_options)
+    longbench.add_command(kinds, conditions, add_out_options)
     probes.add_command(kinds, conditions, add_out_options)
     for parser in kinds.choices.values():
         parser.add_argument(
@@ -67,11 +67,16 @@ class _Config(argparse.Action):
             what = f"option '{min(wrong)}' is unknown" if isinstance(given, dict) else "no options"
             parser.error(f"config '{values}': {what}; known: {', '.join(sorted(known))}")
         for name, value in given.items():
+            choices = known[name].choices
+            if (choices and value not in choices) or isinstance(known[name].const, bool) != (
+                isinstance(value, bool)
+            ):
+                parser.error(f"config '{values}': {name}: {value!r} is not one of its values")
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             parse = known[name].type
             try:
                 setattr(namespace, name, parse(str(text)) if callable(parse) else text)
-            except argparse.ArgumentTypeError as error:
+            except (argparse.ArgumentTypeError, ValueError) as error:
                 parser.error(f"config '{values}': {name}: {error}")
 
 

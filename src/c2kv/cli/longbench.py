@@ -6,18 +6,27 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from c2kv.cli.common import add_engine_options, load_engine, method_name, table, whole_number
+from c2kv.cli.common import add_engine_options, load_engine, table, whole_number
+from c2kv.evaluation.conditions import Condition
 
-_METHODS = ("recompute", "reuse", "epic-32", "cacheblend-0.15", "c2kv")
+_METHODS = (
+    *("recompute", "reuse", "epic-32", "cacheblend-0.15", "c2kv"),
+    *("wrongdoc", "budget", "noctx", "random"),
+)
 _NOTE = (
     "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's are."
 )
 
 
-def add_command(kinds: Any, add_out_options: Any) -> None:
+def add_command(
+    kinds: Any,
+    conditions: Callable[[str], list[Condition]],
+    add_out_options: Callable[[argparse.ArgumentParser], None],
+) -> None:
     bench = kinds.add_parser("longbench", help="LongBench v1 (English tasks), official scores")
     bench.add_argument(
         "--protocol",
@@ -28,8 +37,9 @@ def add_command(kinds: Any, add_out_options: Any) -> None:
     )
     bench.add_argument(
         "--methods",
-        type=lambda text: [method_name(name) for name in text.split(",")],
-        help=f"default: {','.join(_METHODS)} (official: recompute)",
+        type=conditions,
+        help="methods and controls, as wrongdoc or wrongdoc:reuse; default: "
+        f"{','.join(_METHODS)} (official: recompute)",
     )
     bench.add_argument(
         "--tasks",
@@ -48,32 +58,32 @@ def run_longbench(args: argparse.Namespace) -> int:
     from c2kv.evaluation.longbench import DEFAULT_TASKS, load_records
     from c2kv.evaluation.protocols import check_protocol
 
-    methods = args.methods or (["recompute"] if args.protocol == "official" else list(_METHODS))
-    check_protocol(args.protocol, methods)
+    default = ("recompute",) if args.protocol == "official" else _METHODS
+    conditions = args.methods or [Condition.of(name) for name in default]
+    check_protocol(args.protocol, [condition.name for condition in conditions])
     tasks = args.tasks or list(DEFAULT_TASKS)
     records = {name: load_records(name, args.data, args.limit) for name in tasks}
     engine = load_engine(args)
     if args.out is not None:
-        return _run(args, engine, methods, records, args.out)
+        return _run(args, engine, conditions, records, args.out)
     with tempfile.TemporaryDirectory() as folder:
-        return _run(args, engine, methods, records, Path(folder))
+        return _run(args, engine, conditions, records, Path(folder))
 
 
 def _run(
     args: argparse.Namespace,
     engine: Any,
-    methods: list[str],
+    conditions: list[Condition],
     records: dict[str, list[dict[str, Any]]],
     folder: Path,
 ) -> int:
     from tqdm import tqdm
 
     from c2kv.errors import C2KVError
-    from c2kv.evaluation.conditions import Condition
     from c2kv.evaluation.protocols import answer_official, answer_paper
     from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
 
-    conditions = [Condition.of(name) for name in methods]
+    methods = [condition.name for condition in conditions]
     names = ("protocol", "limit", "max_length")
     settings = {"kind": "longbench", **{name: getattr(args, name) for name in names}}
     settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
@@ -94,11 +104,12 @@ def _run(
             disable=None,
         )
         for record in bar:
+            others = [one for one in samples if one["context"] != record["context"]]
             try:
                 if args.protocol == "official":
                     rows = [answer_official(engine, name, record, args.max_length)]
                 else:
-                    rows = answer_paper(engine, name, record, methods)
+                    rows = answer_paper(engine, name, record, conditions, next(iter(others), None))
             except C2KVError as error:
                 failed = {"id": record["_id"], "error": str(error)}
                 rows = [{**failed, "condition": method} for method in methods]

@@ -17,9 +17,10 @@ from c2kv.cli.common import (
     table,
     whole_number,
 )
+from c2kv.errors import ConfigError
 from c2kv.evaluation.conditions import Condition
 
-_CONDITIONS = "recompute,reuse,c2kv,noctx"
+_CONDITIONS = "recompute,reuse,c2kv,wrongdoc,budget,noctx,random"
 
 
 def add_command(
@@ -55,7 +56,10 @@ def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], fo
     from c2kv.evaluation.qa import evaluate
     from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
 
-    ratio = max(engine.method(c.method).ratio for c in args.conditions)
+    ratios = {engine.method(c.method).ratio for c in args.conditions if c.control != "noctx"} - {1}
+    if len(ratios) > 1:
+        raise ConfigError(f"methods of ratios {sorted(ratios)} have other block ends; probe apart")
+    ratio = max(ratios, default=1)
     some = [text for _, text in texts]
     probes = make_probes(engine, some, args.each, ratio, args.per_question, args.seed)
     names = ("each", "per_question", "seed")

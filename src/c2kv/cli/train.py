@@ -39,7 +39,7 @@ def run_train(args: argparse.Namespace) -> int:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    backbone = load_backbone(recipe.model, dtype=recipe.dtype, device=args.device)
+    backbone = load_backbone(recipe.model, dtype=recipe.dtype, device=_device(args.device))
     trainer = Trainer(recipe, backbone, resume=args.resume)
     if args.dry_run:
         print(_plan(recipe, trainer))
@@ -47,6 +47,19 @@ def run_train(args: argparse.Namespace) -> int:
     folder = trainer.train()
     print(f"{trainer.subject.finished} written to {folder}")
     return 0
+
+
+def _device(asked: str) -> str:
+    """Where this process computes: under `accelerate launch`, each has a GPU of its own."""
+    import torch
+    from accelerate import PartialState
+
+    if asked == "auto":
+        chosen = PartialState().device
+        return str(chosen) if chosen.type == "cuda" else "cpu"
+    if asked.startswith("cuda:"):
+        torch.cuda.set_device(torch.device(asked))  # where Accelerate puts what it prepares
+    return asked
 
 
 def _plan(recipe: Recipe, trainer: Any) -> str:

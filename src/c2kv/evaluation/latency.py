@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
+import statistics
 import threading
-import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -35,8 +37,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        ordered = sorted(values)
-        return cls(ordered[len(ordered) // 2], ordered[0], ordered[-1])
+        return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,10 @@ class Cost:
 
 
 def random_documents(engine: Engine, tokens: int, count: int, seed: int = 0) -> list[Document]:
-    """`count` documents of random tokens, `tokens` in all, cut into segments. No two calls with
-    another seed share a segment."""
-    generator = torch.Generator().manual_seed(seed)
+    """`count` documents of random tokens, `tokens` in all, cut into segments. Calls that differ
+    in anything share no segment."""
+    mixed = hashlib.sha256(f"{tokens}/{count}/{seed}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(mixed[:7], "big"))
     vocabulary = engine.backbone.embed_tokens.weight.shape[0]
     documents = []
     for index in range(count):
@@ -98,26 +100,25 @@ def measure(
         raise ConfigError("speedups are against full recompute; add recompute to the methods")
     if tokens < count:
         raise ConfigError(f"{tokens} tokens make no {count} documents; use more tokens")
-    engine.forget()
     documents = random_documents(engine, tokens, count)
     cold: dict[str, float] = {}
-    for seed, method in enumerate(methods, 1):
-        fresh = random_documents(engine, tokens, count, seed)
-        cold[method] = _request(engine, fresh, method)["ready"]
+    for method in methods:
+        fresh = random_documents(engine, tokens, count, uuid.uuid4().int)  # never seen before
+        cold[method] = _request(engine, fresh, method, "nowhere")["ready"]
         engine.forget()
         progress()
     stored = {method: engine.extract(documents, method).nbytes for method in methods}
     runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     for _ in range(repeats):
         for method in methods:
-            runs[method].append(_request(engine, documents, method))
+            runs[method].append(_request(engine, documents, method, "memory"))
             progress()
     disk: dict[str, list[float]] = {method: [] for method in methods}
     if engine.libraries.store is not None:
         for _ in range(repeats):
             for method in methods:
                 engine.forget()
-                disk[method].append(_request(engine, documents, method)["ready"])
+                disk[method].append(_request(engine, documents, method, "disk")["ready"])
                 progress()
     costs = {}
     for method in methods:
@@ -159,24 +160,34 @@ def _compared(cost: Cost, full: float) -> Cost:
 
 
 @torch.inference_mode()
-def _request(engine: Engine, documents: Sequence[Document], method: str) -> dict[str, Any]:
-    """The parts of one request, up to the first token's logits."""
+def _request(
+    engine: Engine, documents: Sequence[Document], method: str, source: str
+) -> dict[str, Any]:
+    """The parts of one request, up to the first token's logits. Raises ConfigError when what the
+    method keeps was not in `source` (memory, disk, or nowhere yet)."""
     backbone = engine.backbone
     gc.collect()
     got = engine.prefill(documents, method)
-    start = _now(engine)
+    wanted = {"memory": got.from_memory, "disk": got.from_disk, "nowhere": got.extracted}
+    if wanted[source] < len({p for d in documents for p in d.pieces}) and got.segments:
+        raise ConfigError(
+            f"method '{method}' should have found its segments in {source}, but {got.from_memory} "
+            f"came from memory, {got.from_disk} from disk and {got.extracted} were made; give "
+            "segments more --memory"
+        )
+    start = backbone.now()
     cache = got.composition.open(room=_QUESTION_TOKENS)
-    compose = _now(engine) - start
+    compose = backbone.now() - start
     tokens = torch.zeros(1, _QUESTION_TOKENS, dtype=torch.long, device=backbone.device)
     positions = got.composition.question_position + torch.arange(_QUESTION_TOKENS)[None]
-    start = _now(engine)
+    start = backbone.now()
     backbone.forward(tokens, positions.to(backbone.device), cache)
     return {
         "ready": got.load + got.extract + got.blend + compose,
         "load": got.load,
         "blend": got.blend,
         "compose": compose,
-        "question": _now(engine) - start,
+        "question": backbone.now() - start,
         "entries": got.composition.entries,
         "loaded_bytes": got.loaded_bytes,
         "recomputed": got.recomputed,
@@ -190,12 +201,6 @@ def _answer(engine: Engine, documents: Sequence[Document], method: str) -> tuple
         got = engine.prefill(documents, method)
         _, times = decode(got.composition, [[0] * _QUESTION_TOKENS], options)
     return times.step_tokens / times.steps, peak()
-
-
-def _now(engine: Engine) -> float:
-    if engine.backbone.device.type == "cuda":
-        torch.cuda.synchronize(engine.backbone.device)
-    return time.perf_counter()
 
 
 @contextlib.contextmanager

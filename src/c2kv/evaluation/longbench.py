@@ -217,12 +217,15 @@ def load_records(name: str, source: str, limit: int | None = None) -> list[dict[
     else:
         path = Path(source) / f"{name}.jsonl"
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()[:limit]
+            # Not splitlines: a context may hold other line separators.
+            lines = path.read_text(encoding="utf-8").split("\n")[:limit]
             rows = [json.loads(line) for line in lines if line.strip()]
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read '{path}' ({error}); is it LongBench's folder?") from error
     for number, row in enumerate(rows, 1):
-        if missing := {"input", "context", "answers", "_id"} - set(row):
+        needed = {"input", "context", "answers", "_id"}
+        needed |= {"all_classes"} if TASKS[name].metric == "classification" else set()
+        if missing := needed - set(row):
             raise DataError(f"'{source}', {name} {number}: no '{min(missing)}' in the sample")
     if not rows:
         raise DataError(f"'{source}' holds no samples of {name}")

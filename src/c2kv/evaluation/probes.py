@@ -93,6 +93,8 @@ def _planted(
     for dropped in range(middle):
         before, after = " ".join(words[: middle - dropped]), " ".join(words[middle:])
         document = engine.document(f"{before} {sentence} {after}", "planted")
+        if len(document.pieces) > 1:
+            raise ConfigError("a probe's document must be one segment; use more --segment-tokens")
         head = engine.document(f"{before} {upto}")
         pairs = zip(document.pieces[0], head.pieces[0], strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

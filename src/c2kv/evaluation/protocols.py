@@ -17,7 +17,9 @@ from c2kv.composition import Composition
 from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
-from c2kv.errors import ConfigError
+from c2kv.errors import ConfigError, DocumentError
+from c2kv.evaluation.conditions import Condition
+from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.longbench import (
     group_texts,
     official_prompt,
@@ -54,12 +56,15 @@ def answer_official(
         ids = tokenizer(prompt).input_ids
     else:
         turns = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
         ids = tokenizer(text, add_special_tokens=False).input_ids
+    start = backbone.now()
     got = prefill(backbone, ids[:-1])
+    blend = backbone.now() - start
     row = _decode(engine, name, record, got, ids[-1:])
-    row["cut_tokens"] = cut
-    return row
+    return {**row, "condition": "recompute", "cut_tokens": cut, "ttft": row["ttft"] + blend}
 
 
 # Kept free for what chat templates put around one message.
@@ -80,8 +85,10 @@ def middle_cut(tokenizer: Any, prompt: str, max_length: int) -> tuple[str, int]:
 
 def paper_documents(engine: Engine, name: str, record: dict[str, Any]) -> list[Document]:
     """A sample's context as documents: at its passages, or at paragraphs grouped to the size of
-    a segment."""
+    a segment. Raises DocumentError when there is nothing to read in it."""
     texts = split_documents(name, record["context"])
+    if not texts:
+        raise DocumentError(f"sample '{record['_id']}' of {name} has an empty context")
     if task(name).split is None or task(name).metric == "classification":
         ids = engine.backbone.tokenizer(texts, add_special_tokens=False).input_ids
         texts = group_texts(texts, [len(i) for i in ids], engine.segment_tokens)
@@ -89,21 +96,39 @@ def paper_documents(engine: Engine, name: str, record: dict[str, Any]) -> list[D
 
 
 def answer_paper(
-    engine: Engine, name: str, record: dict[str, Any], methods: Sequence[str]
+    engine: Engine,
+    name: str,
+    record: dict[str, Any],
+    conditions: Sequence[Condition],
+    other: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each method. What it keeps of the documents is made before, as in serving."""
+    """A row for each condition. What a method keeps of the documents is made before, as in
+    serving. other: the sample whose documents are the wrong ones.
+
+    Raises ConfigError when memory does not hold what was made, or a control lacks `other`."""
     content = task(name).question.format(input=record["input"])
     question = engine.template.question_ids(content)
     room = engine.backbone.max_positions - len(question) - task(name).max_new_tokens
     room -= len(engine.template.prefix_ids())
     documents, cut = fit(paper_documents(engine, name, record), room)
+    wrong: list[Document] = []
+    if other is not None and any(one.control == "wrongdoc" for one in conditions):
+        wrong, _ = fit(paper_documents(engine, name, other), room)
     rows = []
-    for method in methods:
-        prepared = engine.extract(documents, method)
-        got = engine.prefill(documents, method)
+    for condition in conditions:
+        if condition.control == "wrongdoc" and not wrong:
+            raise ConfigError(f"{condition.name} needs two samples of {name}; use a larger --limit")
+        chosen, method = controlled(engine, condition, documents, wrong)
+        prepared = engine.extract(chosen, method)
+        got = engine.prefill(chosen, method)
+        if got.extracted or got.from_disk:
+            raise ConfigError(
+                f"method '{method}' keeps more of these documents than memory may hold; give "
+                "segments more --memory"
+            )
         row = _decode(engine, name, record, got.composition, question)
-        row |= {"condition": method, "cut_tokens": cut, "cost": got.cost()}
-        row["cost"]["extract"] = prepared.extract_seconds
+        cost = {**got.cost(), "extract": prepared.extract_seconds}
+        row |= {"condition": condition.name, "cut_tokens": cut, "cost": cost}
         row["ttft"] += got.load + got.blend
         rows.append(row)
     return rows
@@ -148,7 +173,6 @@ def _decode(
     ids = [*composition.token_ids, *question]
     return {
         "id": record["_id"],
-        "condition": "recompute",
         "prompt": hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()[:16],
         "prediction": text,
         "score": score(name, text, record),

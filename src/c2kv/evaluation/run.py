@@ -14,10 +14,11 @@ from typing import Any
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError, DataError
 from c2kv.evaluation.conditions import Condition
+from c2kv.methods.block import CONFIG_KEY
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
-# What may differ between a run and its continuation.
-_INCIDENTAL = ("versions", "machine")
+# What may differ between a run and its continuation. (Not the machine: a run has timings.)
+_INCIDENTAL = ("versions",)
 
 
 def manifest(
@@ -42,6 +43,7 @@ def manifest(
         "template_digest": engine.template.digest,
         "segment_tokens": engine.segment_tokens,
         "extractors": {n: m.digest for n, m in makers.items() if m is not None and m.digest},
+        "fine_tuned": getattr(engine.backbone.config, CONFIG_KEY, None),
         "untrained": sorted(n for n, m in makers.items() if m is not None and m.untrained),
         "conditions": [c.name for c in conditions],
         "data": {Path(file).name: file_digest(file) for file in files},

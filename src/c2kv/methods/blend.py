@@ -10,6 +10,7 @@ from torch import Tensor
 from c2kv.backbone import Backbone
 from c2kv.composition import Composition
 from c2kv.document import Document, token_ids
+from c2kv.errors import ConfigError
 from c2kv.library import Retrieval
 
 
@@ -22,6 +23,12 @@ class ReusedKV:
     def __init__(self, prefix: Composition, documents: Sequence[Document], got: Retrieval):
         placed = Composition(prefix.backbone, prefix.prefix, prefix.prefix_ids, tuple(got.segments))
         self.backbone: Backbone = prefix.backbone
+        kernel = self.backbone.config._attn_implementation
+        if kernel != "sdpa":
+            raise ConfigError(
+                f"recomputing chosen tokens needs a mask by position, which '{kernel}' does not "
+                "take; load the model with sdpa"
+            )
         self.kv: Tensor = placed.open(room=0).arena[:, :, 0]
         self.ids = (*prefix.prefix_ids, *token_ids(documents))
         self.start = len(prefix.prefix_ids)
@@ -41,7 +48,9 @@ class ReusedKV:
         the reused ones. Returns their hidden states after the last of the layers."""
         if len(at):
             angles = self.backbone.cos_sin(at[None])
+            seen = torch.arange(len(self.ids), device=at.device) <= at[:, None]
             for layer in layers:
-                hidden = self.backbone.recompute_layer(layer, hidden, angles, self.kv[layer], at)
+                kv = self.kv[layer]
+                hidden = self.backbone.recompute_layer(layer, hidden, angles, kv, at, seen)
         self.recomputed += len(at) * len(layers)
         return hidden

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -35,19 +34,19 @@ class CacheBlend(Stored):
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = time.perf_counter()
+        start = prefix.backbone.now()
         reused = ReusedKV(prefix, documents, got)
         backbone = prefix.backbone
         total = len(reused.ids) - reused.start
         at = torch.arange(reused.start, len(reused.ids), device=backbone.device)
         hidden = reused.recompute(at, reused.embed(at), range(CHECK_LAYER))
-        for layer in range(CHECK_LAYER, backbone.num_layers):
-            if layer - CHECK_LAYER < len(self.shares):
-                share = self.shares[layer - CHECK_LAYER]
-                chosen = self._select(reused, layer, at, hidden, round(share * total))
-                at, hidden = at[chosen], hidden[:, chosen]
-            hidden = reused.recompute(at, hidden, range(layer, layer + 1))
-        blend = time.perf_counter() - start
+        last = CHECK_LAYER + len(self.shares) - 1
+        for layer, share in zip(range(CHECK_LAYER, backbone.num_layers), self.shares, strict=False):
+            chosen = self._select(reused, layer, at, hidden, round(share * total))
+            at, hidden = at[chosen], hidden[:, chosen]
+            stop = backbone.num_layers if layer == last else layer + 1
+            hidden = reused.recompute(at, hidden, range(layer, stop))
+        blend = prefix.backbone.now() - start
         return Prefilled.of(got, reused.composition(), reused.recomputed, blend)
 
     def _select(
@@ -77,7 +76,7 @@ class OracleCacheBlend(Stored):
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = time.perf_counter()
+        start = prefix.backbone.now()
         reused = ReusedKV(prefix, documents, got)
         exact = prefill(prefix.backbone, reused.ids).prefix
         off = (exact[:, 1] - reused.kv[:, 1])[:, :, reused.start :].float().square()
@@ -87,7 +86,7 @@ class OracleCacheBlend(Stored):
         layers = range(prefix.backbone.num_layers)
         reused.recompute(at, reused.embed(at), layers)
         recomputed = reused.recomputed + len(reused.ids) * len(layers)
-        blend = time.perf_counter() - start
+        blend = prefix.backbone.now() - start
         return Prefilled.of(got, reused.composition(), recomputed, blend)
 
 

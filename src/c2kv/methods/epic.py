@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +25,7 @@ class Epic(Stored):
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = time.perf_counter()
+        start = prefix.backbone.now()
         reused = ReusedKV(prefix, documents, got)
         first = reused.start
         chosen: list[int] = []
@@ -35,7 +34,7 @@ class Epic(Stored):
             first += segment.span
         at = torch.tensor(chosen, dtype=torch.long, device=prefix.backbone.device)
         reused.recompute(at, reused.embed(at), range(prefix.backbone.num_layers))
-        blend = time.perf_counter() - start
+        blend = prefix.backbone.now() - start
         return Prefilled.of(got, reused.composition(), reused.recomputed, blend)
 
 

@@ -9,6 +9,7 @@ from c2kv.composition import Composition
 from c2kv.document import Document
 from c2kv.library import Retrieval, SegmentLibrary
 from c2kv.methods.base import Materials, Method, Prefilled, Stored, get_segments
+from c2kv.methods.c2kv import composable
 from c2kv.methods.registry import refuse
 
 
@@ -38,4 +39,4 @@ def build(name: str, parameters: list[str], materials: Materials) -> Method:
     if given != "all" and not given.isdecimal():
         raise refuse(name, "hybrid")
     count = None if given == "all" else int(given)
-    return Hybrid(name, materials.full, materials.compressed(None), count)
+    return Hybrid(name, materials.full, composable(name, materials.compressed(None)), count)

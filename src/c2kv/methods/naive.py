@@ -5,7 +5,6 @@ The backbone's own KV was not made to be thinned: what was spread over k tokens 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -35,17 +34,17 @@ class Naive(Stored):
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = time.perf_counter()
+        start = prefix.backbone.now()
         kept, ids = [prefix.prefix], prefix.prefix_ids
         for segment in got.segments:
             kept.append(self._thin(prefix, segment, len(ids)))
             ids += segment.identity.token_ids
         composition = Composition(prefix.backbone, torch.cat(kept, dim=3), ids)
-        return Prefilled.of(got, composition, blend=time.perf_counter() - start)
+        return Prefilled.of(got, composition, blend=prefix.backbone.now() - start)
 
     def _thin(self, prefix: Composition, segment: Segment, offset: int) -> Tensor:
         """The kept entries [layers, 2, kv_heads, ceil(n / ratio), head_dim], keys rotated."""
-        kv = segment.kv
+        kv = segment.kv.to(prefix.backbone.device)
         count = -(-segment.span // self.ratio)
         if self.by == "stride":
             at = Placement(0, segment.span, self.ratio, 0, count).positions().to(kv.device)

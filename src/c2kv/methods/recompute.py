@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -27,11 +26,11 @@ class Recompute:
         return Retrieval()
 
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
-        start = time.perf_counter()
+        start = prefix.backbone.now()
         ids = [*prefix.prefix_ids, *token_ids(documents)]
         composition = prefill(prefix.backbone, ids)
         recomputed = len(ids) * prefix.backbone.num_layers
-        return Prefilled(composition, recomputed=recomputed, blend=time.perf_counter() - start)
+        return Prefilled(composition, recomputed=recomputed, blend=prefix.backbone.now() - start)
 
 
 @torch.inference_mode()

@@ -29,8 +29,6 @@ class BlockSubject:
     finished = "model"
 
     def __init__(self, recipe: Recipe, backbone: Backbone, checkpoint: Path | None):
-        if recipe.shard or recipe.gradient_checkpointing or recipe.start is not None:
-            raise ConfigError("shard, gradient_checkpointing and start are for training extractors")
         self.backbone = backbone
         self.lora = recipe.trains == "block-lora"
         self.earlier = getattr(backbone.config, _STEPS, 0)

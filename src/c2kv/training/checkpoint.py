@@ -47,7 +47,7 @@ def load(folder: Path, recipe: Recipe) -> tuple[int, dict[str, Any]]:
     when another recipe made it."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        optimizer = torch.load(folder / "optimizer.pt", weights_only=True)
+        optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
     except (OSError, ValueError) as error:
         raise DataError(f"checkpoint '{folder}' is damaged ({error}); remove it") from error
     if state["recipe"] != recipe.digest:

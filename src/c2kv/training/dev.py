@@ -58,6 +58,8 @@ def _answer_f1(
         for group in some:
             (question,) = group.questions
             ordered = [group.documents[i] for i in question.documents]
+            if library.maker.variant == "anchor":  # as trained: read together
+                ordered = [tuple(token for document in ordered for token in document)]
             segments = tuple(library.get(ordered).segments)
             compositions.append(replace(prefill(backbone, question.prefix), segments=segments))
             asked.append(question.question)

@@ -115,6 +115,14 @@ class Recipe:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
         if self.anneal < 0 or (self.anneal and self.variant != "plain"):
             raise ConfigError(f"anneal {self.anneal} is a number of steps, for the plain variant")
+        if self.anneal and self.anneal >= self.steps:
+            raise ConfigError(
+                f"anneal {self.anneal} must end before the run, at {self.steps} steps"
+            )
+        if self.dev and self.dev_samples < 2:
+            raise ConfigError(f"dev_samples {self.dev_samples} is too few; use at least 2")
+        if self.trains != "extractor":
+            self._check_block()
         for name, known in (("trains", TRAINS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} '{getattr(self, name)}' is unknown; use one of {known}")
@@ -125,6 +133,15 @@ class Recipe:
             raise ConfigError(f"distill {self.distill} is no share; use 0 to 1")
         if not self.data or not self.stages:
             raise ConfigError("a recipe needs data and at least one stage")
+
+    def _check_block(self) -> None:
+        """Raises ConfigError for settings that only extractors have."""
+        ours = ("ratio", "ratios", "variant", "start", "anneal", "distill")
+        for f in fields(self):
+            if f.name in (*ours, "gradient_checkpointing", "shard") and (
+                getattr(self, f.name) != f.default
+            ):
+                raise ConfigError(f"{f.name} is for training extractors; leave it out")
 
     @property
     def steps(self) -> int:

@@ -18,7 +18,7 @@ from c2kv.prompt import (
     PromptTemplate,
     render_question,
 )
-from c2kv.training.corpus import Corpus, Family, Passage
+from c2kv.training.corpus import Asked, Corpus, Family, Passage
 from c2kv.training.loss import Group, Question
 
 REPEAT_INSTRUCTIONS = (
@@ -37,9 +37,10 @@ CONTINUE_INSTRUCTIONS = (
 @dataclass(frozen=True)
 class SampleOptions:
     """documents: fewest and most documents of a sample, gold ones and distractors from other
-    groups of the data; questions: most questions that share one extraction; document_tokens:
-    longer documents are cut, as at inference, and the piece with the answer is kept; passages
-    and passage_tokens: number and length of a warm-up's passages."""
+    groups of the data (more, where a question alone needs more); questions: most questions that
+    share one extraction; document_tokens: longer documents are cut, as at inference, and the piece
+    with the answer is kept; passages and passage_tokens: number and length of a warm-up's
+    passages."""
 
     documents: tuple[int, int] = (1, 4)
     questions: int = 4
@@ -52,6 +53,12 @@ class SampleOptions:
         low, high = self.documents
         if not 1 <= low <= high:
             raise ConfigError(f"documents {low} to {high} is no range; give two counts like 1 4")
+
+
+def _gold(family: Family, asked: Sequence[Asked]) -> list[int]:
+    """The passages that questions need; all of them, where that is not known."""
+    every = range(len(family.passages))
+    return sorted({i for one in asked for i in (one.supporting or every)})
 
 
 class Sampler:
@@ -89,9 +96,9 @@ class Sampler:
         rng = random.Random(f"{self._seed}/qa/{index}")
         corpus, family = self._draw(rng)
         asked = rng.sample(family.questions, min(len(family.questions), self.options.questions))
-        every = range(len(family.passages))
-        needed = sorted({i for a in asked for i in (a.supporting or every)})
-        gold = needed[: self.options.documents[1]]
+        gold = _gold(family, asked)
+        if len(gold) > self.options.documents[1]:  # too many together: ask one question
+            gold = _gold(family, asked := asked[:1])
         hints = [answer for a in asked for answer in a.answers]
         pieces = [self._piece(corpus.passage(family.passages[i]), rng, hints) for i in gold]
         count = rng.randint(*self.options.documents)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -27,6 +29,24 @@ from c2kv.training.loss import Group
 from c2kv.training.recipe import DataSource, Recipe, Stage
 from c2kv.training.samples import SampleOptions, Sampler
 from c2kv.training.subject import ExtractorSubject, Subject
+
+
+class _Interrupt:
+    """Notes Ctrl-C, so that a step is finished before it takes effect. (Elsewhere than in the
+    main thread signals are not ours to take.)"""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            self._before = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, *_: Any) -> None:
+        self.seen = True
+
+    def close(self) -> None:
+        if self._main:
+            signal.signal(signal.SIGINT, self._before)
 
 
 class Trainer:
@@ -94,7 +114,8 @@ class Trainer:
     def train(self, until: int | None = None) -> Path:
         """Run to the end (or to step `until`), saving on the way; returns the folder of what was
         trained. Raises TrainingError when the
-        loss is not finite; the last good checkpoint stays. Ctrl-C saves and goes on up."""
+        loss is not finite; the last good checkpoint stays. Ctrl-C ends the step, saves, and goes
+        on up."""
         recipe, total = self.recipe, self.recipe.steps if until is None else until
         if recipe.trackers:
             self.accelerator.init_trackers("c2kv")
@@ -106,6 +127,7 @@ class Trainer:
             unit="step",
             disable=not self.accelerator.is_main_process,
         )
+        interrupted = _Interrupt()
         try:
             while self.step < total:
                 if self.step % recipe.evaluate_every == 0:
@@ -116,18 +138,18 @@ class Trainer:
                     f"loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:.0f} tok/s"
                 )
                 bar.update()
-                if self.step % recipe.checkpoint_every == 0:
+                if interrupted.seen or self.step % recipe.checkpoint_every == 0:
                     self._save()
-        except KeyboardInterrupt:
-            self._save()
-            raise
+                if interrupted.seen:
+                    raise KeyboardInterrupt
         finally:
+            interrupted.close()
             bar.close()
         self._save()
         if self.step == recipe.steps:
             self.evaluate()
         folder = self.output / self.subject.finished
-        if self.accelerator.is_main_process:
+        if self.step == recipe.steps and self.accelerator.is_main_process:
             self.subject.finish(folder, self._steps)
         return folder
 
@@ -180,11 +202,11 @@ class Trainer:
         mean = self.accelerator.reduce(torch.stack(losses).mean(), "mean").item()
         if not math.isfinite(mean):
             self.optimizer.zero_grad()
-            raise TrainingError(
-                f"the loss is {mean} at step {self.step}; the last good checkpoint stands in "
-                f"'{self.output / 'checkpoints'}': resume from it with a lower learning rate"
-            )
+            raise self._not_finite("loss", mean)
         norm = self.accelerator.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        if not math.isfinite(float(norm)):
+            self.optimizer.zero_grad()
+            raise self._not_finite("gradient's norm", float(norm))
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
@@ -197,6 +219,12 @@ class Trainer:
             "tokens_per_second": tokens * self.accelerator.num_processes / seconds,
             "seconds": seconds,
         }
+
+    def _not_finite(self, what: str, value: float) -> TrainingError:
+        return TrainingError(
+            f"the {what} is {value} at step {self.step}; the last good checkpoint stands in "
+            f"'{self.output / 'checkpoints'}': resume from it with a lower learning rate"
+        )
 
     def _groups(self) -> Iterator[tuple[Group, int]]:
         """This process's groups of the current step, each with its ratio."""

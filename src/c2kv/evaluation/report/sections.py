@@ -71,6 +71,8 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
         facts["extractors"] = ", ".join(digest[:12] for digest in extractors)
     if described["untrained"]:
         facts["untrained"] = f"{', '.join(described['untrained'])}: these scores mean nothing"
+    if described.get("fine_tuned"):
+        facts["fine-tuned for blocks"] = described["fine_tuned"]
     for name in ("limit", "per_question", "seed", "protocol", "repeats"):
         if described.get(name) is not None:
             facts[name.replace("_", " ")] = str(described[name])
@@ -149,7 +151,7 @@ def _longbench(folder: Path, summary: dict[str, Any]) -> list[Section]:
         "comparable with each other. TTFT: from the request to the documents' KV ready, what a "
         "method keeps made before, in memory."
     )
-    cut = sum(one.get("cut", 0) for scores in tasks.values() for one in scores.values())
+    cut = sum(max(one.get("cut", 0) for one in scores.values()) for scores in tasks.values())
     if cut:
         text += f" {cut} prompts were too long for the model and were cut in the middle."
     return [
