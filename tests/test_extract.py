@@ -175,7 +175,7 @@ def test_anchors_match_a_dense_pass_with_their_own_mask(backbone, monkeypatch, r
     documents = [random_ids(n, seed=n) for n in (1, 5, 37)]
     monkeypatch.setattr("oracle.visibility", anchor_visibility)
     for ids, kv in zip(documents, extract(backbone, extractor, documents), strict=True):
-        expected = extract_dense(backbone.model, extractor, ids, ratio, False)
+        expected = extract_dense(backbone.model, extractor, ids, ratio, True)
         torch.testing.assert_close(kv, expected, atol=1e-4, rtol=1e-4)
     extractor.zero_grad()
     kv.square().sum().backward()

@@ -22,7 +22,8 @@ class ExtractorConfig:
 
     ratio: source tokens per C2Token, 1 to 64; ratios: all it was trained for, where these are
     several. variant: `plain`, `residual` (C2KV-Residual, which adds the block's mean embedding to
-    the C2Token's) or `anchor` (source tokens see earlier anchors, not earlier source tokens).
+    the C2Token's) or `anchor` (as residual, but source tokens see earlier anchors, not earlier
+    source tokens).
     backbone, backbone_digest: what it was made for. steps: training steps done; 0 is an untrained
     extractor. weights_digest: of the weights beside it (`Extractor.digest`), checked on loading."""
 

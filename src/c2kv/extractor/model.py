@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Extractor(nn.Module):
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
         # How much of its block's mean embedding a C2Token starts with; training may move it.
-        self.residual_share = float(config.variant == "residual")
+        self.residual_share = float(config.variant != "plain")
         self.layers = nn.ModuleList(QKVHeads(config) for _ in range(config.num_layers))
         # Only keys and values of the last layer are kept: its queries are never read.
         self.layers[-1].q_proj.requires_grad_(False)
@@ -53,7 +54,8 @@ class Extractor(nn.Module):
         embedding_token: int | None = None,
     ) -> Extractor:
         """A fresh, untrained extractor: heads copied from the backbone's own projections, the
-        embedding from a token's row (`embedding_token`, default EOS) or zeros (residual)."""
+        embedding from a token's row (`embedding_token`, default EOS) or, where block means are
+        added, zeros."""
         attention = backbone.layers[0].self_attn
         config = ExtractorConfig(
             ratio=ratio,
@@ -73,7 +75,7 @@ class Extractor(nn.Module):
                 for name in ("q_proj", "k_proj", "v_proj"):
                     own = getattr(layer.self_attn, name)
                     getattr(heads, name).load_state_dict(own.state_dict())
-            if variant == "residual":
+            if variant != "plain":
                 extractor.embedding.zero_()
             else:
                 if embedding_token is None:
@@ -132,6 +134,8 @@ class Extractor(nn.Module):
         save_file(state, partial, metadata={"format": "pt"})
         os.replace(partial, folder / WEIGHTS_FILE)
         self.config.save(folder / CONFIG_FILE)
+        # safetensors makes files that only their owner may read.
+        shutil.copymode(folder / CONFIG_FILE, folder / WEIGHTS_FILE)
 
     @classmethod
     def from_pretrained(
@@ -168,7 +172,7 @@ class Extractor(nn.Module):
 
     def start(self, block_means: Tensor) -> Tensor:
         """Hidden states that enter the first layer for the C2Tokens [batch, m, hidden]: the
-        embedding, plus the means of their blocks for the residual variant."""
+        embedding, plus the means of their blocks for all variants but the plain one."""
         carry = self.embedding.expand_as(block_means)
         return carry + self.residual_share * block_means if self.residual_share else carry
 

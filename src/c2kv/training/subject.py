@@ -104,7 +104,9 @@ def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
         extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
     else:
         extractor = Extractor.from_pretrained(recipe.start, backbone)
-        if extractor.config.variant not in (recipe.variant, recipe.anneal and "residual"):
+        # Annealed and anchor ones begin as residual ones do.
+        begins = "residual" if recipe.anneal or recipe.variant == "anchor" else recipe.variant
+        if extractor.config.variant not in (recipe.variant, begins):
             raise ConfigError(
                 f"start '{recipe.start}' is {extractor.config.variant}, the recipe's variant is "
                 f"{recipe.variant}; they must be the same"
