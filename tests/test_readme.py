@@ -20,7 +20,7 @@ def test_the_python_example_runs_and_is_short(tmp_path, monkeypatch, capsys, emb
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
-    assert "untrained=False" in capsys.readouterr().out
+    assert "untrained=True" in capsys.readouterr().out
     assert list((tmp_path / "segments").rglob("*.safetensors"))
 
 
