@@ -49,12 +49,12 @@ def test_a_trained_extractor_answers_and_is_measured(recipe, data, model, tmp_pa
     assert main([*arguments, "--out", str(out), "--json", str(data)]) == 0
     result = json.loads(capsys.readouterr().out)
     described = result["manifest"]
-    assert not described["untrained"] and result["sets"]["train"] == result["mean"]
-    assert set(described["extractors"]) == {"c2kv", "wrongdoc", "budget", "shuffled"}
+    assert described["untrained"] == ["random"] and result["sets"]["train"] == result["mean"]
+    assert set(described["extractors"]) == {"c2kv", "wrongdoc", "budget", "shuffled", "random"}
     assert json.loads((out / "manifest.json").read_text()) == described
     assert not (tmp_path / "store").exists()
     assert set(result["mean"]) >= {"recompute", "c2kv", "wrongdoc", "budget"}
-    assert len((out / "train.jsonl").read_text().splitlines()) == 3 * 7
+    assert len((out / "train.jsonl").read_text().splitlines()) == 3 * 8
     assert json.loads((out / "summary.json").read_text()) == result
     # An interrupted run goes on: what is there is kept, half a batch is answered again.
     lines = (out / "train.jsonl").read_text().splitlines(keepends=True)
@@ -66,7 +66,7 @@ def test_a_trained_extractor_answers_and_is_measured(recipe, data, model, tmp_pa
     assert again["mean"]["c2kv"]["f1"] == result["mean"]["c2kv"]["f1"]
     assert again["mean"]["c2kv"]["nll"] == pytest.approx(result["mean"]["c2kv"]["nll"], abs=1e-3)
     resumed = (out / "train.jsonl").read_text().splitlines(keepends=True)
-    assert resumed[: len(mine)] == mine and len(resumed) == 3 * 7
+    assert resumed[: len(mine)] == mine and len(resumed) == 3 * 8
     assert main([*arguments, "--seed", "5", "--out", str(out), str(data)]) == 1
     assert "made with another seed" in capsys.readouterr().err
     assert main([*arguments, "--conditions", "recompute,c2kv", str(data)]) == 0
