@@ -14,7 +14,7 @@ from c2kv.cli.common import (
     human_bytes,
     human_seconds,
     load_engine,
-    method_name,
+    method_names,
     table,
     whole_number,
 )
@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
     )
     bench.add_argument(
         "--methods",
-        type=lambda text: [method_name(name) for name in text.split(",")],
+        type=method_names,
         default=_METHODS,
         help="default: %(default)s",
     )
@@ -59,10 +59,12 @@ def run_bench(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
     from tqdm import tqdm
 
     from c2kv.evaluation.conditions import Condition
-    from c2kv.evaluation.latency import as_rows, measure
+    from c2kv.evaluation.latency import measure
     from c2kv.evaluation.run import SUMMARY, manifest, write_json
 
     engine = load_engine(args)
@@ -76,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
             )
     conditions = [Condition.of(name) for name in args.methods]
     described = manifest(engine, conditions, {"kind": "bench", "repeats": args.repeats}, [])
-    result = {"manifest": described, "costs": as_rows(costs)}
+    result = {"manifest": described, "costs": [asdict(cost) for cost in costs]}
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         write_json(args.out / SUMMARY, result)

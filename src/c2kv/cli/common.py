@@ -53,6 +53,11 @@ def method_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def method_names(text: str) -> list[str]:
+    """An argparse type for lists of methods."""
+    return [method_name(name) for name in text.split(",")]
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m",

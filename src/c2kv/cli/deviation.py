@@ -11,7 +11,7 @@ from typing import Any
 from c2kv.cli.common import (
     add_engine_options,
     load_engine,
-    method_name,
+    method_names,
     plot_file,
     prepare_documents,
     read_documents,
@@ -25,7 +25,7 @@ def add_commands(commands: Any) -> None:
     )
     deviation.add_argument(
         "--methods",
-        type=lambda text: [method_name(name) for name in text.split(",")],
+        type=method_names,
         help="default: reuse, and sweeps of epic and cacheblend",
     )
     deviation.add_argument(

@@ -14,7 +14,7 @@ import statistics
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -231,8 +231,3 @@ def _peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
     finally:
         done.set()
         watcher.join()
-
-
-def as_rows(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [asdict(cost) for cost in costs]
