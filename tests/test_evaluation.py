@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
+from c2kv.evaluation import qa
 from c2kv.evaluation.conditions import CONTROLS, DEFAULT, Condition
 from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.metrics import f1, normalize
@@ -169,3 +171,22 @@ def test_conditions_are_methods_or_controls_of_them():
         with pytest.raises(ConfigError, match="magic"):
             Condition.of(name)
     assert all(Condition.of(name).control == name for name in CONTROLS)
+
+
+@pytest.mark.embedded
+def test_a_batch_that_does_not_fit_into_memory_is_recorded_as_failed(engine, monkeypatch):
+    cases = make_cases(engine, RECORDS, limit=2, documents=2)
+    answer = qa.decode
+
+    def full(compositions, *rest):
+        if compositions[0].entries > 60:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+        return answer(compositions, *rest)
+
+    monkeypatch.setattr(qa, "decode", full)
+    chosen = [Condition.of("recompute"), Condition.of("noctx")]
+    (rows,) = evaluate(engine, cases, chosen, max_new_tokens=4)
+    failed = [row for row in rows if "error" in row]
+    assert [row["condition"] for row in failed] == ["recompute"] * 2
+    assert {row["error"] for row in failed} == {"CUDA out of memory."}
+    assert all("f1" in row for row in rows if row["condition"] == "noctx")

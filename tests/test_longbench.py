@@ -260,16 +260,25 @@ def test_the_command_resumes_and_never_mixes_protocols(engine, tmp_path, monkeyp
 @pytest.mark.embedded
 def test_failed_samples_are_recorded_and_fail_the_run(engine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("c2kv.cli.longbench.load_engine", lambda args: engine)
-    rows = [record(_id="fine"), record(_id="empty", context="***")]
+    rows = [record(_id="fine"), record(_id="empty", context="***"), record(_id="large")]
+    answer = protocols.answer_paper
+
+    def full(engine, name, row, *rest):
+        if row["_id"] == "large":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+        return answer(engine, name, row, *rest)
+
+    monkeypatch.setattr(protocols, "answer_paper", full)
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     out = tmp_path / "run"
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "recompute", "--json"]
     assert main([*command, "--out", str(out), str(tmp_path)]) == 1
     captured = capsys.readouterr()
-    assert "1 samples failed" in captured.err
-    assert "has an empty context" in (out / "hotpotqa.jsonl").read_text()
+    assert "2 samples failed" in captured.err
+    written = (out / "hotpotqa.jsonl").read_text()
+    assert "has an empty context" in written and '"CUDA out of memory."' in written
     scores = json.loads(captured.out)["tasks"]["hotpotqa"]["recompute"]
-    assert scores["scored"] == 1 and scores["failed"] == 1
+    assert scores["scored"] == 1 and scores["failed"] == 2
 
 
 @pytest.mark.embedded

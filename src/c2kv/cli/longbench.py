@@ -77,11 +77,19 @@ def _run(
     records: dict[str, list[dict[str, Any]]],
     folder: Path,
 ) -> int:
+    import torch
     from tqdm import tqdm
 
     from c2kv.errors import C2KVError
     from c2kv.evaluation.protocols import answer_official, answer_paper
-    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
+    from c2kv.evaluation.run import (
+        SUMMARY,
+        Run,
+        first_line,
+        manifest,
+        rows_digest,
+        write_json,
+    )
 
     methods = [condition.name for condition in conditions]
     names = ("protocol", "limit", "max_length")
@@ -110,8 +118,8 @@ def _run(
                     rows = [answer_official(engine, name, record, args.max_length)]
                 else:
                     rows = answer_paper(engine, name, record, conditions, next(iter(others), None))
-            except C2KVError as error:
-                failed = {"id": record["_id"], "error": str(error)}
+            except (C2KVError, torch.OutOfMemoryError) as error:
+                failed = {"id": record["_id"], "error": first_line(error)}
                 rows = [{**failed, "condition": method} for method in methods]
             run.append(name, rows)
             engine.forget()  # the next sample's documents are other ones

@@ -22,6 +22,7 @@ from c2kv.errors import C2KVError, ConfigError
 from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.metrics import f1
+from c2kv.evaluation.run import first_line
 from c2kv.methods.base import Prefilled
 from c2kv.prompt import render_document
 from c2kv.training.loss import Question, answer_logits
@@ -118,7 +119,8 @@ def evaluate(
     answer NLL (sum and tokens), KV entries and how they came about; for conditions besides
     `recompute`, when that is among them, KL and top-1 agreement with it along its own answer.
 
-    A case that a condition cannot answer (it does not fit, say) gets a row with its `error`."""
+    A case that a condition cannot answer (its prompt is too long, say) gets a row with its `error`;
+    so does every case of a batch that does not fit into the device's memory."""
     options = DecodingOptions.of(engine.backbone, max_new_tokens=max_new_tokens)
     ordered = sorted(conditions, key=lambda c: c.name != "recompute")
     for start in range(0, len(cases), batch):
@@ -126,7 +128,11 @@ def evaluate(
         rows: list[dict[str, Any]] = []
         references: dict[str, tuple[list[int], Tensor]] = {}
         for condition in ordered:
-            rows += _evaluate_batch(engine, some, condition, options, references)
+            try:
+                rows += _evaluate_batch(engine, some, condition, options, references)
+            except torch.OutOfMemoryError as error:
+                failed = {"condition": condition.name, "error": first_line(error)}
+                rows += [{"id": case.id, **failed} for case in some]
         yield rows
 
 

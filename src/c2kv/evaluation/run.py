@@ -129,6 +129,11 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"cannot read '{path}' ({error}); is it a run's folder?") from error
 
 
+def first_line(error: Exception) -> str:
+    """What a failed sample's row says."""
+    return str(error).partition("\n")[0]
+
+
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
