@@ -153,6 +153,9 @@ def test_the_budget_is_whole_messages_of_as_many_tokens(engine):
     long = cut[0].pieces[0]
     assert long[-len(closing) :] == closing
     assert long[: -len(closing)] == documents[0].pieces[0][: len(long) - len(closing)]
+    # Of a hybrid: the documents it keeps whole stay whole.
+    mixed, _ = controlled(engine, Condition.of("budget:hybrid-1"), [documents[1], *documents], ())
+    assert mixed == [documents[1], *cut]
 
 
 @pytest.mark.embedded

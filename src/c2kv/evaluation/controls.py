@@ -8,6 +8,7 @@ from dataclasses import replace
 from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.evaluation.conditions import Condition
+from c2kv.methods.hybrid import Hybrid
 
 
 def controlled(
@@ -22,9 +23,11 @@ def controlled(
     if condition.control == "noctx":
         return (), "recompute"
     if condition.control == "budget":
-        ratio = engine.method(condition.method).ratio
+        method = engine.method(condition.method)
+        whole = documents[: method.count] if isinstance(method, Hybrid) else ()
         closing = tuple(engine.template.closing_ids())
-        return [_cut(document, ratio, closing) for document in documents], "recompute"
+        cut = [_cut(d, method.ratio, closing) for d in documents[len(whole) :]]
+        return [*whole, *cut], "recompute"
     return documents, condition.method
 
 
