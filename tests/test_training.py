@@ -17,6 +17,7 @@ from c2kv.errors import ConfigError, TrainingError
 from c2kv.extractor import Extractor
 from c2kv.models import weights_digest
 from c2kv.prompt import QA_INSTRUCTIONS, SYSTEM_PROMPTS, PromptTemplate, render_question
+from c2kv.training.checkpoint import checkpoints
 from c2kv.training.corpus import Corpus, HeldOut
 from c2kv.training.dev import dev_scores
 from c2kv.training.loss import group_loss
@@ -328,11 +329,21 @@ def test_a_plain_extractor_can_begin_as_a_residual_one(backbone, recipe, tmp_pat
     begin = trainer.subject.begin
     trainer.subject.begin = lambda step: (
         begin(step),
-        shares.append(trainer.subject.extractor.residual_share),
+        shares.append(trainer.subject.extractor.config.annealing),
     )
+    trainer.train(until=2)
+    (checkpoint,) = checkpoints(settings)
+    halfway = Extractor.from_pretrained(checkpoint, backbone)  # says how far it is, and works so
+    assert halfway.config.annealing == 0.75
+    with torch.no_grad():
+        ours, _ = trainer.subject.total(group)
+        assert torch.equal(group_loss(backbone, halfway, group)[0], ours)
+    digest = halfway.digest
+    halfway.config = replace(halfway.config, annealing=0.0)
+    assert halfway.digest != digest
     made = Extractor.from_pretrained(trainer.train(), backbone)
     assert sorted(set(shares), reverse=True) == [1, 0.75, 0.5, 0.25, 0]
-    assert made.config.variant == "plain" and made.residual_share == 0
+    assert made.config.variant == "plain" and made.config.annealing == 0
     with torch.no_grad():
         ours, _ = trainer.subject.total(group)
         torch.testing.assert_close(group_loss(backbone, made, group)[0], ours, rtol=1e-2, atol=1e-2)

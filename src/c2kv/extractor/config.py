@@ -13,7 +13,7 @@ FORMAT_VERSION = 1
 # What an extractor computes; `anchor` is the paper's contrast: KV that cannot be composed.
 VARIANTS = ("plain", "residual", "anchor")
 MAX_RATIO = 64
-_KINDS = {"int": int, "str": str, "bool": bool, "tuple[int, ...]": tuple}
+_KINDS = {"int": int, "str": str, "bool": bool, "float": float, "tuple[int, ...]": tuple}
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class ExtractorConfig:
     the C2Token's) or `anchor` (as residual, but source tokens see earlier anchors, not earlier
     source tokens).
     backbone, backbone_digest: what it was made for. steps: training steps done; 0 is an untrained
-    extractor. weights_digest: of the weights beside it (`Extractor.digest`), checked on loading."""
+    extractor. annealing: what a plain extractor still adds of its blocks' means while training
+    lets go of them; 0 in a finished one. weights_digest: of the weights beside it
+    (`Extractor.digest`), checked on loading."""
 
     ratio: int
     variant: str
@@ -40,6 +42,7 @@ class ExtractorConfig:
     steps: int = 0
     weights_digest: str = ""
     ratios: tuple[int, ...] = ()
+    annealing: float = 0.0
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -53,6 +56,8 @@ class ExtractorConfig:
             raise ConfigError(f"extractor config: ratio {self.ratio} is not among {self.ratios}")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
+        if not 0 <= self.annealing <= (self.variant == "plain"):
+            raise ConfigError(f"extractor config: annealing {self.annealing} is no share of plain")
         if self.format_version != FORMAT_VERSION:
             raise ConfigError(
                 f"extractor format {self.format_version} is not {FORMAT_VERSION}; "

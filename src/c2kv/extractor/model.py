@@ -39,8 +39,6 @@ class Extractor(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
-        # How much of its block's mean embedding a C2Token starts with; training may move it.
-        self.residual_share = float(config.variant != "plain")
         self.layers = nn.ModuleList(QKVHeads(config) for _ in range(config.num_layers))
         # Only keys and values of the last layer are kept: its queries are never read.
         self.layers[-1].q_proj.requires_grad_(False)
@@ -90,10 +88,11 @@ class Extractor(nn.Module):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the variant and the weights as bfloat16 (the published precision).
+        """SHA-256 of how it starts and the weights as bfloat16 (the published precision).
 
         Recomputed on each read; keep it when the weights do not change."""
-        total = hashlib.sha256(f"c2kv-extractor-1;{self.config.variant}".encode())
+        started = f"{self.config.variant}{self.config.annealing or ''}"
+        total = hashlib.sha256(f"c2kv-extractor-1;{started}".encode())
         for name, tensor in sorted(self.state_dict().items()):
             flat = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
             total.update(name.encode() + b"\0" + flat.numpy().tobytes())
@@ -174,7 +173,8 @@ class Extractor(nn.Module):
         """Hidden states that enter the first layer for the C2Tokens [batch, m, hidden]: the
         embedding, plus the means of their blocks for all variants but the plain one."""
         carry = self.embedding.expand_as(block_means)
-        return carry + self.residual_share * block_means if self.residual_share else carry
+        share = self.config.annealing if self.config.variant == "plain" else 1.0
+        return carry + share * block_means if share else carry
 
 
 def _download(source: str, revision: str | None) -> Path:

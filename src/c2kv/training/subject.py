@@ -81,7 +81,8 @@ class ExtractorSubject:
 
     def begin(self, step: int) -> None:
         if self._anneal:
-            self.extractor.residual_share = max(0.0, 1 - step / self._anneal)
+            left = max(0.0, 1 - step / self._anneal)
+            self.extractor.config = replace(self.extractor.config, annealing=left)
 
     def total(self, group: Group) -> tuple[Tensor, int]:
         return group_loss(self.backbone, self.extractor, group)
