@@ -65,8 +65,10 @@ def of(file, template, tokens=64, held_out=None):
 def test_records_come_back_as_they_were(file, template):
     corpus = of(file, template)
     assert (corpus.questions, corpus.families, corpus.bad, corpus.excluded) == (3, 2, 1, 0)
-    first, second = corpus.at(0), corpus.at(2)
-    assert corpus.at(1) == first == corpus.family(1) and second == corpus.family(2)
+    (where,) = corpus.first_bad
+    assert where.startswith(f"{file}:4: ")
+    first, second = corpus.family(1), corpus.family(2)
+    assert [corpus.at(i) for i in range(3)] == [(first, 0), (first, 1), (second, 0)]
     assert [q.question for q in first.questions] == ["Question 1?", "Question 3?"]
     assert [q.supporting for q in first.questions] == [(1,), (0, 1)]
     assert first.questions[1].answers == ("answer 3", "another")
@@ -97,10 +99,18 @@ def test_a_corpus_is_made_once_and_again_when_what_it_rests_on_changes(file, tem
 
 def test_what_is_held_out_is_left_out_and_counted(file, template, tmp_path):
     held = tmp_path / "held.jsonl"
-    # The passage of question 1, under another question and title.
+    # What question 3 is answered from, under another question and title. (Question 1 has it as a
+    # distractor.)
     held.write_text(json.dumps(record(9, [("Q", "Alder grows here.")], "q")) + "\n")
     corpus = of(file, template, held_out=HeldOut([DataSource(str(held))]))
-    assert (corpus.questions, corpus.excluded) == (1, 2)
+    assert (corpus.questions, corpus.excluded) == (2, 1)
+    held.write_text(json.dumps(record(9, [("Q", "Chalk lies below.")], "q")) + "\n")
+    corpus = of(file, template, held_out=HeldOut([DataSource(str(held))]))
+    assert (corpus.questions, corpus.excluded) == (0, 3)
+    many = [("Q", "Quartz is hard."), ("C", "Chalk lies below.")]
+    held.write_text(json.dumps(record(9, many, "q", supporting=[0])) + "\n")
+    corpus = of(file, template, held_out=HeldOut([DataSource(str(held))]))
+    assert (corpus.questions, corpus.excluded) == (3, 0)
     held.write_text(json.dumps(record(2, [("Q", "Nothing else.")], "q")) + "\n")
     corpus = of(file, template, held_out=HeldOut([DataSource(str(held))]))
     assert (corpus.questions, corpus.excluded) == (2, 1)

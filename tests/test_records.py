@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from c2kv.cli import data
-from c2kv.errors import DataError
+from c2kv.errors import DataError, MissingPackageError
 from c2kv.training import records
 from c2kv.training.formats import split_question
 from c2kv.training.records import Passage, detect_format, read_records
@@ -180,6 +180,12 @@ def test_longmagpie_other_layouts(tmp_path):
         ("It rains. Often.Is it? By how much?", "It rains. Often.", "Is it? By how much?"),
         ("She said “no.”Who did? Say why?", "She said “no.”", "Who did? Say why?"),
         ("See the list belowWhich item is last?", "See the list below", "Which item is last?"),
+        (
+            "It grew fast.How did it use LinkedIn to hire?",
+            "It grew fast.",
+            "How did it use LinkedIn to hire?",
+        ),
+        ("It lists all.Which KPIs does it list?", "It lists all.", "Which KPIs does it list?"),
         ("It is old. When was it built?", "It is old.", "When was it built?"),
         ("A mill.\n\nUser: What is it?", "A mill.", "What is it?"),
         ("Intro. More.\nWho is Mr. Bole?", "Intro. More.", "Who is Mr. Bole?"),
@@ -401,7 +407,7 @@ def test_parquet(name, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="damaged or not parquet"):
         list(read_records(path))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"'pyarrow'; run: pip install 'c2kv\[train\]'"):
+    with pytest.raises(MissingPackageError, match=r"'pyarrow'; run: pip install 'c2kv\[train\]'"):
         list(read_records(path))
 
 
@@ -454,7 +460,7 @@ def test_hub_failures_are_one_line(hub, monkeypatch):
     with pytest.raises(DataError, match="no hub data set; write hub:owner/name"):
         list(read_records("hub:../a/b"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"'datasets'; run: pip install 'c2kv\[train\]'"):
+    with pytest.raises(MissingPackageError, match=r"'datasets'; run: pip install 'c2kv\[train\]'"):
         list(read_records("hub:a/b"))
 
 
@@ -511,7 +517,7 @@ def test_inspect_names_bad_records_and_exits_1(inspect, tmp_path):
     code, out = inspect(FIXTURES / "squad-2.0.json", "--json")
     (report,) = json.loads(out)
     assert code == 1 and report["bad"]["reasons"] == {"unanswerable": 1}
-    assert report["bad"]["first"] == [f"{FIXTURES / 'squad-2.0.json'}: record 2: unanswerable"]
+    assert report["bad"]["records"] == [f"{FIXTURES / 'squad-2.0.json'}: record 2: unanswerable"]
 
 
 def test_inspect_shortens_long_samples_except_in_json(inspect, tmp_path):

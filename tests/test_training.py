@@ -5,22 +5,24 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from c2kv.backbone import Backbone
 from c2kv.decode import Decoded
-from c2kv.errors import ConfigError, TrainingError
+from c2kv.errors import ConfigError, DataError, MissingPackageError, TrainingError
 from c2kv.extractor import Extractor
 from c2kv.models import weights_digest
 from c2kv.prompt import QA_INSTRUCTIONS, SYSTEM_PROMPTS, PromptTemplate, render_question
 from c2kv.training.checkpoint import checkpoints
 from c2kv.training.corpus import Corpus, HeldOut
-from c2kv.training.dev import dev_scores
-from c2kv.training.loss import group_loss
+from c2kv.training.dev import _wrong, dev_scores
+from c2kv.training.loss import Group, Question, group_loss
 from c2kv.training.recipe import DataSource, Recipe, Stage, load_recipe
 from c2kv.training.records import read_records
 from c2kv.training.samples import SampleOptions, Sampler
@@ -34,6 +36,14 @@ pytestmark = pytest.mark.embedded
 def cache(tmp_path, monkeypatch):
     """Corpora are made in a cache of the test's own."""
     monkeypatch.setattr("c2kv.training.corpus.cache_dir", lambda: tmp_path / "cache")
+
+
+@pytest.fixture
+def fresh_accelerator():
+    """Accelerate settles on a precision once in a process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 PLACES = ("Aldwick", "Brone", "Carrow", "Delph", "Eastmere", "Farley", "Goss", "Hallam")
@@ -189,6 +199,93 @@ def test_no_gold_passage_is_left_out(backbone, tmp_path):
                 assert any(place in text for text in texts)
 
 
+def long_document(tmp_path, places, **more):
+    """A record over one long document that names each place once, far from the others."""
+    fields = [" ".join(f"Field {12 * i + n} grows rye." for n in range(12)) for i in range(9)]
+    mills = [f"The mill at {place} is old." for place in places]
+    text = " ".join(f"{field} {mill}" for field, mill in zip(fields, [*mills, ""], strict=True))
+    made = {
+        "dataset": "m",
+        "split": "train",
+        "documents": [{"title": None, "text": text}, {"title": None, "text": "Hay is dry."}],
+        "supporting": [0],
+        "group": "g",
+        "task": "qa",
+    }
+    path = tmp_path / "long.jsonl"
+    lines = [
+        {**made, "id": place, "question": f"Which of {place}?", "answers": [answer]}
+        for place, answer in more["asked"]
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def sampler_with(backbone, path, document_tokens, **options):
+    template = PromptTemplate.of(backbone.tokenizer)
+    corpus = Corpus.of(DataSource(str(path)), template, document_tokens, HeldOut())
+    options = SampleOptions(document_tokens=document_tokens, **options)
+    return Sampler([(corpus, None)], template, options, seed=3), corpus
+
+
+def test_a_long_gold_document_keeps_its_pieces_in_order(backbone, tmp_path):
+    path = long_document(tmp_path, PLACES, asked=[("Aldwick", "Aldwick")])
+    sampler, corpus = sampler_with(backbone, path, 128, documents=(2, 2), pieces=100)
+    pieces = corpus.passage(1).pieces
+    assert len(pieces) > 5
+    orders = set()
+    for index in range(8):
+        group = sampler.qa(index)
+        (question,) = group.questions
+        read = [group.documents[i] for i in question.documents]
+        at = read.index(pieces[0])
+        assert read[at : at + len(pieces)] == list(pieces) and len(read) == len(pieces) + 1
+        orders.add(at)
+    assert orders == {0, 1}  # documents are shuffled, whole
+
+
+def test_of_a_longer_one_what_is_kept_holds_the_answers_asked_for(backbone, tmp_path):
+    asked = [("Aldwick", "Aldwick"), ("Hallam", "Hallam"), ("Goss", "in other words")]
+    path = long_document(tmp_path, PLACES, asked=asked)
+    sampler, corpus = sampler_with(backbone, path, 128, documents=(1, 1), pieces=2, questions=3)
+    decode = backbone.tokenizer.decode
+    pieces = corpus.passage(1).pieces
+    seen = set()
+    for index in range(30):
+        group = sampler.qa(index)
+        start = pieces.index(group.documents[0])
+        assert group.documents == pieces[start : start + 2]  # neighbours
+        text = "".join(map(decode, group.documents))
+        for question in group.questions:
+            place = decode(question.question).split("Which of ")[1].split("?")[0]
+            assert place in text or place == "Goss"  # whose answer cannot be looked up
+            seen.add(place)
+    assert seen == {"Aldwick", "Hallam", "Goss"}
+
+
+def test_an_answer_that_is_cut_is_not_taught_to_end_there(backbone, tmp_path):
+    asked = [("Aldwick", "one two three four five six seven eight"), ("Goss", "one")]
+    path = long_document(tmp_path, PLACES, asked=asked)
+    sampler, _ = sampler_with(backbone, path, 512, answer_tokens=4, questions=2)
+    (group,) = {sampler.qa(index) for index in range(1)}
+    end = backbone.tokenizer.eos_token_id
+    long, short = sorted((q.answer for q in group.questions), key=len, reverse=True)
+    assert len(long) == 4 and end not in long and short[-1] == end
+
+
+def test_no_question_has_two_turns_before_all_had_one(backbone, data):
+    sampler = sampler_of(backbone, data, questions=1)
+    turns = [sampler.qa(index).questions[0].question for index in range(48)]
+    asked = [backbone.tokenizer.decode(ids).split("Question:")[-1] for ids in turns]
+    for start in (0, 16, 32):
+        times = Counter(
+            next(r.question for r in read_records(data) if r.question in text)
+            for text in asked[start : start + 16]
+        )
+        assert len(times) == 16 and set(times.values()) == {1}
+    assert asked[:16] != asked[16:32]
+
+
 def test_warm_up_samples_ask_for_their_own_passage(backbone, data):
     sampler = sampler_of(backbone, data, passages=4, passage_tokens=10)
     for group in (sampler.passages(i, repeat=True) for i in range(5)):
@@ -197,7 +294,15 @@ def test_warm_up_samples_ask_for_their_own_passage(backbone, data):
             text = backbone.tokenizer.decode(question.answer)
             assert text in backbone.tokenizer.decode(group.documents[number])
     for group in (sampler.passages(i, repeat=False) for i in range(5)):
-        assert all(q.answer for q in group.questions)
+        for question in group.questions:  # what follows the passage in its document
+            (number,) = question.documents
+            document = backbone.tokenizer.decode(group.documents[number])
+            passage = document.split("\n", 1)[1].split("<|im_end|>")[0]
+            rest = backbone.tokenizer.decode(question.answer)
+            texts = [record.documents[0].text for record in read_records(data)]
+            assert rest and any(
+                between.join((passage, rest)) in t for t in texts for between in (" ", "")
+            )
 
 
 def test_training_changes_the_extractor_alone_and_lowers_the_loss(backbone, recipe):
@@ -214,7 +319,12 @@ def test_training_changes_the_extractor_alone_and_lowers_the_loss(backbone, reci
 
 
 @pytest.mark.parametrize("variant", ["plain", "residual"])
-def test_a_resumed_run_equals_an_uninterrupted_one(backbone, recipe, tmp_path, variant):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    embedded, recipe, tmp_path, variant, dtype, fresh_accelerator
+):
+    model = tiny_model("llama", vocab_size=len(embedded.tokenizer)).to(dtype)
+    backbone = Backbone(model, embedded.tokenizer, "tiny")
     whole = Trainer(recipe(output=str(tmp_path / "whole"), variant=variant), backbone)
     whole.train()
     settings = recipe(output=str(tmp_path / "parts"), variant=variant)
@@ -314,7 +424,7 @@ def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, 
 
 
 def test_a_plain_extractor_can_begin_as_a_residual_one(backbone, recipe, tmp_path):
-    first = recipe(variant="residual", dev=(), stages=(Stage(1),))
+    first = recipe(variant="residual", dev=(), stages=(Stage(1),), warmup_steps=0)
     start = str(Trainer(first, backbone).train())
     settings = recipe(start=start, anneal=4, stages=(Stage(6),), output=str(tmp_path / "plain"))
     trainer = Trainer(settings, backbone)
@@ -323,7 +433,7 @@ def test_a_plain_extractor_can_begin_as_a_residual_one(backbone, recipe, tmp_pat
     trainer.subject.begin(0)
     with torch.no_grad():  # at first it is the residual one
         assert torch.equal(
-            trainer.subject.total(group)[0], group_loss(backbone, residual, group)[0]
+            trainer.subject.total(group, 4)[0], group_loss(backbone, residual, group)[0]
         )
     shares = []
     begin = trainer.subject.begin
@@ -336,7 +446,7 @@ def test_a_plain_extractor_can_begin_as_a_residual_one(backbone, recipe, tmp_pat
     halfway = Extractor.from_pretrained(checkpoint, backbone)  # says how far it is, and works so
     assert halfway.config.annealing == 0.75
     with torch.no_grad():
-        ours, _ = trainer.subject.total(group)
+        ours, _ = trainer.subject.total(group, 4)
         assert torch.equal(group_loss(backbone, halfway, group)[0], ours)
     digest = halfway.digest
     halfway.config = replace(halfway.config, annealing=0.0)
@@ -345,7 +455,7 @@ def test_a_plain_extractor_can_begin_as_a_residual_one(backbone, recipe, tmp_pat
     assert sorted(set(shares), reverse=True) == [1, 0.75, 0.5, 0.25, 0]
     assert made.config.variant == "plain" and made.config.annealing == 0
     with torch.no_grad():
-        ours, _ = trainer.subject.total(group)
+        ours, _ = trainer.subject.total(group, 4)
         torch.testing.assert_close(group_loss(backbone, made, group)[0], ours, rtol=1e-2, atol=1e-2)
     with pytest.raises(ConfigError, match="for the plain variant"):
         recipe(anneal=4, variant="residual")
@@ -364,7 +474,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
     trainer.train(until=2)
     with torch.no_grad():
         trainer.subject.extractor.layers[0].k_proj.weight.fill_(float("nan"))
-    with pytest.raises(TrainingError, match="the loss is nan at step 2"):
+    with pytest.raises(TrainingError, match=r"loss is nan at step 2; the last .*step-0000002': go"):
         trainer.train()
     again = Trainer(recipe(), backbone, resume=True)
     assert again.step == 2
@@ -373,6 +483,59 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(
         again.train()
     hook.remove()
     assert all(p.isfinite().all() for p in again.subject.extractor.parameters())
+
+
+def test_a_loss_that_is_not_finite_at_once_says_that_nothing_was_saved(backbone, recipe):
+    trainer = Trainer(recipe(dev=()), backbone)
+    with torch.no_grad():
+        trainer.subject.extractor.layers[0].k_proj.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="step 0; no checkpoint was made yet: train anew"):
+        trainer.train()
+    with pytest.raises(TrainingError, match="holds an earlier run"):  # its metrics
+        Trainer(recipe(), backbone)
+
+
+def test_a_damaged_checkpoint_is_named(backbone, recipe):
+    trainer = Trainer(recipe(), backbone)
+    trainer.train(until=2)
+    (checkpoint,) = checkpoints(trainer.recipe)
+    state = checkpoint / "optimizer.pt"
+    whole = state.read_bytes()
+    for part in (b"", whole[:100], whole[:-400], b"no archive"):
+        state.write_bytes(part)
+        with pytest.raises(DataError, match=r"step-0000002' is damaged .*remove it"):
+            Trainer(recipe(), backbone, resume=True)
+
+
+def test_a_tracker_that_is_not_installed_is_named(backbone, recipe, monkeypatch):
+    monkeypatch.setattr("c2kv.extras.find_spec", lambda package: None)
+    with pytest.raises(MissingPackageError, match="'wandb'; run: pip install 'wandb'"):
+        Trainer(recipe(trackers=("wandb",)), backbone)
+
+
+def test_each_ratio_has_dev_scores(backbone, recipe):
+    trainer = Trainer(recipe(ratio=4, ratios=(2, 4), stages=(Stage(1),), warmup_steps=0), backbone)
+    trainer.train()
+    lines = [json.loads(x) for x in (trainer.output / "metrics.jsonl").read_text().splitlines()]
+    scores = [line for line in lines if "dev_gap" in line][-1]
+    groups = [trainer.dev.qa(i) for i in range(3)]
+    for ratio, name in ((4, ""), (2, "_k2")):
+        total, tokens = 0.0, 0
+        for group in groups:
+            loss, count = group_loss(backbone, trainer.subject.extractor, group, ratio)
+            total, tokens = total + loss.item(), tokens + count
+        assert scores[f"dev_nll_right{name}"] == pytest.approx(total / tokens, abs=1e-4)
+    assert "dev_gap_k2" in scores and "dev_gap_k4" not in scores
+
+
+def test_wrong_documents_are_never_the_questions_own(backbone):
+    question = Question((1,), (0,), (2,), (3,))
+    own, same = (Group(((5, 6),), (question,)) for _ in range(2))
+    other = Group(((5, 6), (7, 8)), (replace(question, documents=(1, 0)),))
+    wrong = _wrong(own, [same, other])
+    assert wrong.documents == ((7, 8),) and wrong.questions == (question,)
+    with pytest.raises(ConfigError, match="same documents"):
+        _wrong(own, [same])
 
 
 def test_dev_scores_are_logged_with_the_right_and_the_wrong_documents(backbone, recipe):
@@ -398,7 +561,7 @@ def test_recipes_load_and_settings_win(data, tmp_path):
     path.write_text(
         f"model: tiny\noutput: out\ndata: [{{source: {data}, weight: 2}}]\n"
         "stages: [{steps: 3}, {steps: 4, mix: {sft: 0.5, reconstruct: 0.5}}]\n"
-        "learning_rate: 1e-3\ndocuments: [2, 5]\n"
+        "learning_rate: 1e-3\nwarmup_steps: 2\ndocuments: [2, 5]\n"
     )
     recipe = load_recipe(path, ("ratio=8", "ratios=[2, 8]", "clip=2"))
     assert recipe.steps == 7 and recipe.ratio == 8 and recipe.ratios == (2, 8)
@@ -414,6 +577,13 @@ def test_recipes_load_and_settings_win(data, tmp_path):
         (("ratio=four",), "ratio: 'four' is not of the expected type"),
         (("variant=fancy",), "variant 'fancy'"),
         (("stages=[{steps: 0}]",), "0 steps"),
+        (("stages=[{steps: 1}",), "is not YAML"),
+        (("dtype=float16",), "dtype 'float16'"),
+        (("passages=0",), "passages 0"),
+        (("learning_rate=-1",), "learning_rate -1.0 trains nothing"),
+        (("clip=0",), "clip 0.0 trains nothing"),
+        (("warmup_steps=1251",), "must end before the run"),
+        (("trackers=[tensorbord]",), "'tensorbord'"),
         (("stages=[{steps: 1, mix: {magic: 1}}]",), "magic"),
         (("data=[{path: x}]",), "unknown key 'path'"),
         (("data=[]",), "needs data"),
@@ -463,6 +633,6 @@ def test_dev_answers_are_read_from_their_documents_in_order(backbone, data, reci
         return found, None
 
     monkeypatch.setattr("c2kv.training.dev.decode", answers)
-    scores = dev_scores(backbone, subject, sampler.template, groups)
+    scores = dev_scores(backbone, subject, sampler.template, groups, [4])
     assert asked == [group.questions[0].question for group in groups]
     assert scores["dev_f1"] == pytest.approx(80)  # two batches, one miss each

@@ -25,6 +25,10 @@ class MissingExtractorError(C2KVError):
     """No extractor was given and none is shipped for this backbone."""
 
 
+class MissingPackageError(C2KVError):
+    """An optional package is not installed."""
+
+
 class PromptError(C2KVError):
     """A chat template cannot be split into reusable pieces."""
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from c2kv.errors import ConfigError, DocumentError
+from c2kv import extras
+from c2kv.errors import ConfigError, DocumentError, MissingPackageError
 from c2kv.methods.registry import check
 from c2kv.paths import cache_dir
 
@@ -42,6 +43,10 @@ def plot_file(text: str) -> Path:
     """An argparse type for the file of a plot."""
     if not text.endswith((".png", ".svg")):
         raise argparse.ArgumentTypeError(f"'{text}' is neither .png nor .svg; name one of these")
+    try:
+        extras.need("matplotlib", "c2kv[plot]")  # now, not after the work
+    except MissingPackageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return Path(text)
 
 

@@ -85,8 +85,7 @@ def _inspect(
 
     def note(record: BadRecord) -> None:
         bad_reasons[record.reason] += 1
-        if len(bad) < _BAD_SHOWN:
-            bad.append(str(record))
+        bad.append(str(record))
 
     records = read_records(file, format, args.split, note)
     for record in tqdm(records, unit="record", desc=file, leave=False, disable=None):
@@ -106,7 +105,7 @@ def _inspect(
         "datasets": dict(datasets),
         "groups": len(groups),
         "repeated_ids": sum(times - 1 for times in ids.values()),
-        "bad": {"count": bad_reasons.total(), "first": bad, "reasons": dict(bad_reasons)},
+        "bad": {"count": len(bad), "records": bad, "reasons": dict(bad_reasons)},
         "documents_per_record": _summary(documents, tail=False),
         f"{unit}_per": {name: _summary(values) for name, values in lengths.items()},
         "samples": samples,
@@ -175,9 +174,10 @@ def _print(report: dict[str, Any], unit: str) -> None:
         print("  data sets: " + ", ".join(f"{k} {v}" for k, v in report["datasets"].items()))
     if report["repeated_ids"]:
         print(f"  {report['repeated_ids']} records repeat the id of another")
-    for line in bad["first"]:
+    for line in bad["records"][:_BAD_SHOWN]:
         print(f"  bad: {line}")
-    if bad["count"] > len(bad["first"]):
+    if bad["count"] > _BAD_SHOWN:
+        print("  (all of them with --json)")
         reasons = sorted(bad["reasons"].items(), key=lambda item: -item[1])[:_BAD_SHOWN]
         print("  bad in all: " + ", ".join(f"{times} {reason}" for reason, times in reasons))
     if report["records"]:

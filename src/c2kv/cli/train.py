@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from c2kv.cli.common import human_bytes
@@ -41,8 +42,13 @@ def run_train(args: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     backbone = load_backbone(recipe.model, dtype=recipe.dtype, device=_device(args.device))
     trainer = Trainer(recipe, backbone, resume=args.resume)
+    main = trainer.accelerator.is_main_process
+    for source in trainer.sources if main else ():
+        print(_source(source), file=sys.stderr)
     if args.dry_run:
-        print(_plan(recipe, trainer))
+        plan = _plan(recipe, trainer)
+        if main:
+            print(plan)
         return 0
     folder = trainer.train()
     print(f"{trainer.subject.finished} written to {folder}")
@@ -55,15 +61,15 @@ def _device(asked: str) -> str:
     from accelerate import PartialState
 
     if asked == "auto":
-        chosen = PartialState().device
-        return str(chosen) if chosen.type == "cuda" else "cpu"
+        # Asked before PartialState, which would settle on another accelerator.
+        return str(PartialState().device) if torch.cuda.is_available() else "cpu"
     if asked.startswith("cuda:"):
         torch.cuda.set_device(torch.device(asked))  # where Accelerate puts what it prepares
     return asked
 
 
 def _plan(recipe: Recipe, trainer: Any) -> str:
-    """The resolved recipe, sizes, and the time of a few real steps."""
+    """The resolved recipe, sizes, and what real steps take."""
     import json
     from dataclasses import asdict
 
@@ -73,19 +79,34 @@ def _plan(recipe: Recipe, trainer: Any) -> str:
     count = sum(p.numel() for p in trainer.subject.loss.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in backbone.model.parameters())
     seconds = trainer.probe()
-    # The backbone, and of what is trained weights, gradient and two moments in float32.
-    state = 4 * 4 * count + whole * backbone.dtype.itemsize
     resolved = yaml.safe_dump(json.loads(json.dumps(asdict(recipe))), sort_keys=False)
-    hours = seconds * recipe.steps / 3600
     return (
         f"{resolved}\n"
         f"trained        {count:,} parameters, {count / whole:.1%} of the backbone\n"
-        f"memory         {human_bytes(state)} of weights and optimizer, before activations\n"
-        + "".join(
-            f"data           {s['source']}: {s['records']} records, {s['bad']} bad, "
-            f"{s['excluded']} excluded\n"
-            for s in trainer.sources
-        )
+        # Two moments of the optimizer are yet to come.
+        f"memory         about {human_bytes(_peak(backbone.device) + 2 * 4 * count)} a process, "
+        "at its most\n"
+        + "".join(f"data           {_source(s)}\n" for s in trainer.sources)
         + f"steps          {recipe.steps} of {recipe.groups} groups\n"
-        f"time           {seconds:.1f} s for the first step, about {hours:.1f} h for all"
+        f"time           about {seconds / 3600:.1f} h, evaluations left out"
     )
+
+
+def _source(source: dict[str, Any]) -> str:
+    first = f" (first: {source['first_bad'][0]})" if source["first_bad"] else ""
+    return (
+        f"{source['source']}: {source['records']} records, {source['bad']} bad{first}, "
+        f"{source['excluded']} held out"
+    )
+
+
+def _peak(device: Any) -> int:
+    """The most bytes this process has held, of the device's memory where it computes on one."""
+    import resource
+
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

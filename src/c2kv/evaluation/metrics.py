@@ -7,6 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
+from c2kv import extras
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -33,10 +35,9 @@ def rouge_l(prediction: str, answer: str) -> float:
     """ROUGE-L's F of the PyPI package `rouge`, LongBench's (other packages give other numbers).
 
     What that package cannot score (an empty text, say) is 0, as in the official script."""
-    from rouge import Rouge
-
+    rouge = extras.load("rouge", "c2kv[eval]")
     try:
-        return Rouge().get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
+        return rouge.Rouge().get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
     except (ValueError, RecursionError, ZeroDivisionError, IndexError):
         return 0.0
 

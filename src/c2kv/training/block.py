@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from c2kv import extras
 from c2kv.backbone import Backbone
-from c2kv.errors import ConfigError
 from c2kv.fullkv import full_kv
 from c2kv.library import SegmentMaker, Uncompressed
 from c2kv.methods.block import CONFIG_KEY
@@ -35,7 +35,7 @@ class BlockSubject:
         model = backbone.model
         self._adapted: Any = None
         if self.lora:
-            peft = _peft()
+            peft = extras.load("peft", "c2kv[train]")
             config = peft.LoraConfig(
                 r=recipe.lora_rank, lora_alpha=2 * recipe.lora_rank, target_modules="all-linear"
             )
@@ -55,7 +55,7 @@ class BlockSubject:
     def begin(self, step: int) -> None:
         """Nothing changes from step to step."""
 
-    def total(self, group: Group) -> tuple[Tensor, int]:
+    def total(self, group: Group, ratio: int) -> tuple[Tensor, int]:
         return block_loss(self.backbone, group)
 
     def maker(self) -> SegmentMaker:
@@ -99,11 +99,3 @@ def block_loss(backbone: Backbone, group: Group) -> tuple[Tensor, int]:
         rows.append(compose(backbone, prefix, kvs, group, q, 1))
     logits, targets = answer_logits(backbone, rows, group.questions)
     return F.cross_entropy(logits.float(), targets, reduction="sum"), len(targets)
-
-
-def _peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ConfigError("training by LoRA needs peft; run: pip install 'c2kv[train]'") from error
-    return peft

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -37,9 +38,20 @@ def save(
     torch.save(optimizer.state_dict(), partial / "optimizer.pt")
     state = {"step": step, "recipe": recipe.digest, "settings": asdict(recipe)}
     (partial / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    _sync(partial)
     os.replace(partial, folder)
     for old in checkpoints(recipe)[:-_KEPT]:
         shutil.rmtree(old)
+
+
+def _sync(folder: Path) -> None:
+    """Bring a folder and its files to the disk: the checkpoint before is about to go."""
+    for path in (*folder.iterdir(), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def load(folder: Path, recipe: Recipe) -> tuple[int, dict[str, Any]]:
@@ -48,8 +60,9 @@ def load(folder: Path, recipe: Recipe) -> tuple[int, dict[str, Any]]:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         optimizer = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"checkpoint '{folder}' is damaged ({error}); remove it") from error
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise DataError(f"checkpoint '{folder}' is damaged ({reason}); remove it") from error
     if state["recipe"] != recipe.digest:
         raise ConfigError(
             f"checkpoint '{folder}' was made by another recipe; resume with the settings in "

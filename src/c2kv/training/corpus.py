@@ -20,7 +20,7 @@ from c2kv.prompt import PromptTemplate, render_document
 from c2kv.training.recipe import DataSource
 from c2kv.training.records import BadRecord, Record, read_records
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE passages (id INTEGER PRIMARY KEY, key BLOB UNIQUE, text TEXT, pieces BLOB);
 CREATE TABLE families (
@@ -29,6 +29,7 @@ CREATE TABLE families (
 CREATE TABLE questions (family INTEGER, question TEXT, answers TEXT, supporting TEXT);
 CREATE INDEX of_family ON questions (family);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER);
+CREATE TABLE bad (record TEXT);
 """
 
 
@@ -60,7 +61,8 @@ class Family:
 
 
 class HeldOut:
-    """Passages and questions that training data must not hold."""
+    """Questions, and passages that answer one, which training data must not ask or answer from.
+    (As a distractor such a passage teaches none of its answers.)"""
 
     def __init__(self, sources: Sequence[DataSource] = ()):
         held: set[bytes] = set()
@@ -75,7 +77,8 @@ class HeldOut:
 
 
 def _texts(record: Record) -> list[str]:
-    return [record.question.strip(), *(p.text.strip() for p in record.documents)]
+    gold = record.supporting or range(len(record.documents))
+    return [record.question.strip(), *(record.documents[i].text.strip() for i in gold)]
 
 
 def _ignore(_: BadRecord) -> None:
@@ -87,19 +90,20 @@ def _key(*texts: str) -> bytes:
 
 
 class Corpus:
-    """questions, families, passages: how many; bad: records that could not be used
-    (unanswerable ones included); excluded: those that were held out."""
+    """questions, families: how many; bad: records that could not be used (unanswerable ones
+    included), and first_bad: where and why; excluded: those that were held out."""
 
     def __init__(self, path: Path):
         self.path = path
         try:
             self._db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
             facts = dict(self._db.execute("SELECT name, value FROM facts"))
+            ((self.bad,),) = self._db.execute("SELECT COUNT(*) FROM bad")
+            self.first_bad = [r for (r,) in self._db.execute("SELECT record FROM bad LIMIT 1")]
         except sqlite3.Error as error:
             raise DataError(f"corpus '{path}' cannot be read ({error}); remove it") from error
         self.questions: int = facts["questions"]
         self.families: int = facts["families"]
-        self.bad: int = facts["bad"]
         self.excluded: int = facts["excluded"]
 
     @classmethod
@@ -129,11 +133,12 @@ class Corpus:
             build(path, bar, template, document_tokens, held_out, bad)
         return cls(path)
 
-    def at(self, question: int) -> Family:
-        """The family that holds a question; those of a family are numbered in a row."""
-        query = "SELECT id FROM families WHERE first <= ? ORDER BY first DESC LIMIT 1"
-        ((number,),) = self._db.execute(query, (question,))
-        return self.family(number)
+    def at(self, question: int) -> tuple[Family, int]:
+        """The family that holds a question, and its place there; those of a family are numbered
+        in a row."""
+        query = "SELECT id, first FROM families WHERE first <= ? ORDER BY first DESC LIMIT 1"
+        ((number, first),) = self._db.execute(query, (question,))
+        return self.family(number), question - first
 
     def family(self, number: int) -> Family:
         query = "SELECT passages, origin FROM families WHERE id = ?"
@@ -182,8 +187,9 @@ def build(
             first += size
         db.execute("CREATE INDEX in_a_row ON families (first)")
         ((families,),) = db.execute("SELECT COUNT(*) FROM families")
-        facts = {"questions": first, "families": families, "bad": len(bad), "excluded": excluded}
+        facts = {"questions": first, "families": families, "excluded": excluded}
         db.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+        db.executemany("INSERT INTO bad VALUES (?)", [(str(one),) for one in bad])
         db.commit()
         db.close()
         os.replace(partial, path)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from c2kv import extras
 from c2kv.errors import DataError
 
+METRICS = "metrics.jsonl"
 _SMOOTHED_OVER = 20  # steps
 
 
@@ -25,7 +27,7 @@ class Curve:
 
 def read_curve(folder: Path) -> Curve:
     """Raises DataError when there is no run, or its metrics are damaged."""
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     taken: dict[int, dict[str, Any]] = {}
     scored: dict[int, dict[str, float]] = {}
     try:
@@ -51,6 +53,7 @@ def read_curve(folder: Path) -> Curve:
 
 def plot(curves: Sequence[Curve], path: Path) -> None:
     """Dev gap, dev NLL with the right documents, and loss, over minutes of training."""
+    extras.need("matplotlib", "c2kv[plot]")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

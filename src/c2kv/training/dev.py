@@ -9,6 +9,7 @@ import torch
 
 from c2kv.backbone import Backbone
 from c2kv.decode import DecodingOptions, decode
+from c2kv.errors import ConfigError
 from c2kv.evaluation.metrics import f1
 from c2kv.library import SegmentLibrary
 from c2kv.methods.recompute import prefill
@@ -21,27 +22,44 @@ _BATCH = 8
 
 @torch.no_grad()
 def dev_scores(
-    backbone: Backbone, subject: Subject, template: PromptTemplate, groups: Sequence[Group]
+    backbone: Backbone,
+    subject: Subject,
+    template: PromptTemplate,
+    groups: Sequence[Group],
+    ratios: Sequence[int],
 ) -> dict[str, float]:
-    """Answer NLL in nats a token, with the right documents and with those of the next group, the
-    gap between them, and F1 (percent) of greedy answers. Groups hold one question each."""
-    totals = {"right": 0.0, "wrong": 0.0}
-    tokens = 0
-    for own, other in zip(groups, [*groups[1:], groups[0]], strict=True):
-        (question,) = own.questions
-        order = tuple(range(len(other.documents)))
-        wrong = Group(other.documents, (replace(question, documents=order),))
-        for name, group in (("right", own), ("wrong", wrong)):
-            loss, count = subject.total(group)
-            totals[name] += loss.item()
-        tokens += count
-    right, wrong_nll = (total / tokens for total in totals.values())
-    return {
-        "dev_nll_right": right,
-        "dev_nll_wrong": wrong_nll,
-        "dev_gap": wrong_nll - right,
-        "dev_f1": _answer_f1(backbone, subject, template, groups),
-    }
+    """Answer NLL in nats a token, with the right documents and with those of another group, and
+    the gap between them, at each of `ratios` (named `…_k8` after the first); and F1 (percent) of
+    greedy answers at the first, which is the subject's own. Groups hold one question each.
+
+    Raises ConfigError when all groups are over the same documents."""
+    scores: dict[str, float] = {}
+    for ratio in ratios:
+        right = wrong = 0.0
+        tokens = 0
+        for index, own in enumerate(groups):
+            others = [*groups[index + 1 :], *groups[:index]]
+            loss, count = subject.total(own, ratio)
+            right += loss.item()
+            wrong += subject.total(_wrong(own, others), ratio)[0].item()
+            tokens += count
+        name = "" if ratio == ratios[0] else f"_k{ratio}"
+        scores |= {
+            f"dev_nll_right{name}": right / tokens,
+            f"dev_nll_wrong{name}": wrong / tokens,
+            f"dev_gap{name}": (wrong - right) / tokens,
+        }
+    return {**scores, "dev_f1": _answer_f1(backbone, subject, template, groups)}
+
+
+def _wrong(own: Group, others: Sequence[Group]) -> Group:
+    """A group's question over documents of the next group that are not its own."""
+    for other in others:
+        foreign = tuple(d for d in other.documents if d not in own.documents)
+        if foreign:
+            order = tuple(range(len(foreign)))
+            return Group(foreign, (replace(own.questions[0], documents=order),))
+    raise ConfigError("the dev samples are all over the same documents; use other data, or more")
 
 
 def _answer_f1(

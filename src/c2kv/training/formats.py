@@ -191,10 +191,13 @@ _ABBREVIATION = re.compile(
     r"(?:^|[\s(\"“.])(?:[A-Za-z]|Dr|Mr|Mrs|Ms|St|Jr|Sr|No|Prof|Gen|Inc|vs|etc)$"
 )
 _OPENERS = (
-    "What|How|Why|When|Where|Who|Whose|Which|Can|Could|Do|Does|Did|Is|Are|Was|Were|Has|Have|Had|"
-    "Will|Would|Should|In|At|On|For|From|According|Based|Along|Besides|After|Before|During"
+    "What|How|Why|When|Where|Who|Whose|Which|Can|Could|Does|Did|Are|Was|Were|Has|Have|Had|"
+    "Will|Would|Should|For|From|According|Based|Along|Besides|After|Before|During"
 )
-_GLUED_WORD = re.compile(rf"(?<=[\w.!?:;,)\]])(?=(?:{_OPENERS})\b)")
+# Words end in the short ones too: LinkedIn, KPIs.
+_GLUED_WORD = re.compile(
+    rf"(?<=[\w.!?:;,)\]])(?=(?:{_OPENERS})\b)|(?<=[.!?:;,)\]])(?=(?:Do|Is|In|At|On)\b)"
+)
 
 
 def split_question(text: str) -> tuple[str, str]:

@@ -20,6 +20,12 @@ _DECIDE_NOTHING = (
 )
 TRAINS = ("extractor", "block", "block-lora")
 SCHEDULES = ("cosine", "linear")
+TRACKERS = ("tensorboard", "wandb")
+DTYPES = ("auto", "float32", "bfloat16")  # float16 would need its loss scaled
+_COUNTS = (
+    *("lora_rank", "groups", "questions", "checkpoint_every", "evaluate_every", "dev_samples"),
+    *("document_tokens", "pieces", "answer_tokens", "passages", "passage_tokens"),
+)
 OBJECTIVES = ("sft", "reconstruct", "continue")
 
 
@@ -88,6 +94,7 @@ class Recipe:
     documents: tuple[int, int] = (10, 20)
     questions: int = 1
     document_tokens: int = 1024
+    pieces: int = 4
     answer_tokens: int = 128
     passages: int = 8
     passage_tokens: int = 96
@@ -126,9 +133,20 @@ class Recipe:
         for name, known in (("trains", TRAINS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} '{getattr(self, name)}' is unknown; use one of {known}")
-        for name in ("lora_rank", "groups", "questions", "checkpoint_every", "evaluate_every"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is not positive")
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} {getattr(self, name)} trains nothing; use one above 0")
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise ConfigError(
+                f"warmup_steps {self.warmup_steps} must end before the run, at {self.steps} steps"
+            )
+        if unknown := set(self.trackers) - set(TRACKERS):
+            raise ConfigError(f"trackers {sorted(unknown)} are unknown; use {TRACKERS}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype '{self.dtype}' is unknown; use one of {DTYPES}")
         if not 0 <= self.distill <= 1:
             raise ConfigError(f"distill {self.distill} is no share; use 0 to 1")
         if not self.data or not self.stages:
@@ -174,7 +192,11 @@ def load_recipe(path: str | Path, settings: tuple[str, ...] = ()) -> Recipe:
         key, separator, value = setting.partition("=")
         if not separator:
             raise ConfigError(f"setting '{setting}' is not key=value")
-        values[key] = yaml.safe_load(value)
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"setting '{setting}' is not YAML: {reason}") from error
     return _build(Recipe, values, str(path))
 
 

@@ -20,6 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
+from c2kv import extras
 from c2kv.errors import DataError
 from c2kv.training.formats import FORMATS, UNANSWERABLE, Passage, Record, detect
 
@@ -298,7 +299,7 @@ def _questions(element: Any) -> Iterator[Any]:
 
 
 def _parquet_rows(source: str) -> Iterator[_Row]:
-    parquet = _extra("pyarrow.parquet", "pyarrow")
+    parquet = extras.load("pyarrow.parquet", "c2kv[train]")
     number = 0
     with _reading(source):
         try:
@@ -317,7 +318,7 @@ def _hub_rows(source: str, split: str) -> Iterator[_Row]:
     name, _, config = source.removeprefix("hub:").partition(":")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise DataError(f"'{source}' is no hub data set; write hub:owner/name or …:config")
-    load = _extra("datasets", "datasets").load_dataset
+    load = extras.load("datasets", "c2kv[train]").load_dataset
     try:
         rows = load(name, config or None, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
@@ -327,13 +328,4 @@ def _hub_rows(source: str, split: str) -> Iterator[_Row]:
         raise DataError(
             f"cannot read '{source}' (split {split}): {reason}; check the name, config and split, "
             "or download its files and name them"
-        ) from error
-
-
-def _extra(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise DataError(
-            f"reading this needs the package '{package}'; run: pip install 'c2kv[train]'"
         ) from error

@@ -9,7 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from c2kv.errors import ConfigError
 from c2kv.prompt import (
@@ -38,13 +41,15 @@ CONTINUE_INSTRUCTIONS = (
 class SampleOptions:
     """documents: fewest and most documents of a sample, gold ones and distractors from other
     groups of the data (more, where a question alone needs more); questions: most questions that
-    share one extraction; document_tokens: longer documents are cut, as at inference, and the piece
-    with the answer is kept; passages and passage_tokens: number and length of a warm-up's
-    passages."""
+    share one extraction; document_tokens: longer documents are cut into pieces, as at inference;
+    pieces: most neighbouring pieces kept of a gold document, among them one with an answer if any
+    is (of a distractor one is kept); answer_tokens: longer answers are cut; passages and
+    passage_tokens: number and length of a warm-up's passages."""
 
     documents: tuple[int, int] = (1, 4)
     questions: int = 4
     document_tokens: int = 512
+    pieces: int = 4
     answer_tokens: int = 64
     passages: int = 8
     passage_tokens: int = 96
@@ -83,37 +88,56 @@ class Sampler:
             for c, weight in sources
         ]
         self._weights = list(accumulate(weights))
+        self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
         if not self._weights or not self._weights[-1]:
             raise ConfigError("there are no training records; check the data files and weights")
 
     def _draw(self, rng: random.Random) -> tuple[Corpus, Family]:
         """A corpus, and one of its families, as often as it has questions."""
         (corpus,) = rng.choices(self._corpora, cum_weights=self._weights)
-        return corpus, corpus.at(int(rng.random() * corpus.questions))
+        family, _ = corpus.at(int(rng.random() * corpus.questions))
+        return corpus, family
+
+    def _next(self, rng: random.Random, index: int) -> tuple[Corpus, Family, int]:
+        """A corpus, and the family and place of the question whose turn it is at sample `index`:
+        none has two turns before `index` has gone through all of the corpus."""
+        (which,) = rng.choices(range(len(self._corpora)), cum_weights=self._weights)
+        corpus = self._corpora[which]
+        epoch, place = divmod(index, corpus.questions)
+        if (which, epoch) not in self._orders:
+            self._orders.pop((which, epoch - 1), None)
+            order = np.random.default_rng([self._seed, which, epoch]).permutation(corpus.questions)
+            self._orders[which, epoch] = order
+        return corpus, *corpus.at(int(self._orders[which, epoch][place]))
 
     def qa(self, index: int) -> Group:
         """Multi-document question answering: the paper's samples."""
         rng = random.Random(f"{self._seed}/qa/{index}")
-        corpus, family = self._draw(rng)
-        asked = rng.sample(family.questions, min(len(family.questions), self.options.questions))
+        corpus, family, turn = self._next(rng, index)
+        others = [*family.questions[:turn], *family.questions[turn + 1 :]]
+        more = rng.sample(others, min(len(others), self.options.questions - 1))
+        asked = [family.questions[turn], *more]
         gold = _gold(family, asked)
         if len(gold) > self.options.documents[1]:  # too many together: ask one question
             gold = _gold(family, asked := asked[:1])
-        hints = [answer for a in asked for answer in a.answers]
-        pieces = [self._piece(corpus.passage(family.passages[i]), rng, hints) for i in gold]
+        passages = [corpus.passage(family.passages[i]) for i in gold]
+        documents = [self._window(p, rng, asked[0].answers, self.options.pieces) for p in passages]
+        asked = [one for one in asked if self._evident(one.answers, passages, documents)]
         count = rng.randint(*self.options.documents)
-        for passage in self._distractors(rng, corpus, family, gold, count - len(pieces)):
-            pieces.append(self._piece(passage, rng, []))
+        for passage in self._distractors(rng, corpus, family, gold, count - len(gold)):
+            documents.append(self._window(passage, rng, (), 1))
+        numbers = iter(range(sum(map(len, documents))))
+        numbered = [[next(numbers) for _ in document] for document in documents]
         questions = []
         for one in asked:
-            order = list(range(len(pieces)))
+            order = list(numbered)
             rng.shuffle(order)
             content = render_question(one.question, rng.choice(QA_INSTRUCTIONS))
             ids = self.template.question_ids(content)
             answer = self._answer(one.answers[0])
             prefix = rng.choice(self.prefixes)
-            questions.append(Question(prefix, tuple(order), tuple(ids), answer))
-        return Group(tuple(pieces), tuple(questions))
+            questions.append(Question(prefix, tuple(chain(*order)), tuple(ids), answer))
+        return Group(tuple(chain(*documents)), tuple(questions))
 
     def _distractors(
         self, rng: random.Random, corpus: Corpus, family: Family, gold: list[int], count: int
@@ -174,14 +198,40 @@ class Sampler:
         return tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
     def _answer(self, text: str) -> tuple[int, ...]:
-        """The answer as the model would write it, its end-of-turn token included."""
-        ids = self._tokens(text.strip())[: self.options.answer_tokens]
-        return (*ids, self.template.tokenizer.eos_token_id)
+        """The answer as the model would write it, its end-of-turn token included; only as much
+        of a long one as is learned, and then no end."""
+        ids = self._tokens(text.strip())
+        limit = self.options.answer_tokens
+        return (
+            (*ids, self.template.tokenizer.eos_token_id) if len(ids) <= limit else (*ids[:limit],)
+        )
 
-    def _piece(self, passage: Passage, rng: random.Random, hints: Sequence[str]) -> tuple[int, ...]:
-        """One of the passage's pieces, one that holds an answer if any does."""
-        if len(passage.pieces) == 1:
-            return passage.pieces[0]
-        decode = self.template.tokenizer.decode
-        holding = [p for p in passage.pieces if any(hint in decode(p) for hint in hints)]
-        return rng.choice(holding or passage.pieces)
+    def _window(
+        self, passage: Passage, rng: random.Random, hints: Sequence[str], limit: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """At most `limit` neighbouring pieces of a passage, one that holds a hint among them if
+        any does."""
+        pieces = passage.pieces
+        if len(pieces) <= limit:
+            return pieces
+        holding = [i for i, piece in enumerate(pieces) if self._holds(piece, hints)]
+        at = rng.choice(holding or range(len(pieces)))
+        start = min(max(0, at - rng.randrange(limit)), len(pieces) - limit)
+        return pieces[start : start + limit]
+
+    def _evident(
+        self,
+        answers: Sequence[str],
+        passages: Sequence[Passage],
+        kept: Sequence[tuple[tuple[int, ...], ...]],
+    ) -> bool:
+        """Whether what is kept of the passages still holds an answer that they hold. (Answers in
+        other words than theirs cannot be told.)"""
+        cut = [p for p, pieces in zip(passages, kept, strict=True) if len(pieces) < len(p.pieces)]
+        if not any(self._holds(piece, answers) for p in cut for piece in p.pieces):
+            return True
+        return any(self._holds(piece, answers) for pieces in kept for piece in pieces)
+
+    def _holds(self, piece: tuple[int, ...], texts: Sequence[str]) -> bool:
+        text = self.template.tokenizer.decode(piece)
+        return any(one in text for one in texts)

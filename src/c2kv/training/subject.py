@@ -33,7 +33,7 @@ class Subject(Protocol):
         """Told before each step, and before scoring what it left."""
         ...
 
-    def total(self, group: Group) -> tuple[Tensor, int]:
+    def total(self, group: Group, ratio: int) -> tuple[Tensor, int]:
         """The answers' summed NLL, and their tokens."""
         ...
 
@@ -65,7 +65,7 @@ class ExtractorSubject:
     ):
         """checkpoint: of this run, made at `step`, to go on from."""
         if checkpoint is not None:
-            extractor = Extractor.from_pretrained(checkpoint, backbone)
+            extractor = _unrounded(checkpoint, backbone)
         else:
             extractor = _fresh(recipe, backbone)
         self.backbone = backbone
@@ -84,8 +84,8 @@ class ExtractorSubject:
             left = max(0.0, 1 - step / self._anneal)
             self.extractor.config = replace(self.extractor.config, annealing=left)
 
-    def total(self, group: Group) -> tuple[Tensor, int]:
-        return group_loss(self.backbone, self.extractor, group)
+    def total(self, group: Group, ratio: int) -> tuple[Tensor, int]:
+        return group_loss(self.backbone, self.extractor, group, ratio)
 
     def maker(self) -> SegmentMaker:
         return Compressed(self.backbone, self.extractor)
@@ -104,7 +104,7 @@ def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
     if recipe.start is None:
         extractor = Extractor.from_backbone(backbone, recipe.ratio, recipe.variant)
     else:
-        extractor = Extractor.from_pretrained(recipe.start, backbone)
+        extractor = _unrounded(recipe.start, backbone)
         # Annealed and anchor ones begin as residual ones do.
         begins = "residual" if recipe.anneal or recipe.variant == "anchor" else recipe.variant
         if extractor.config.variant not in (recipe.variant, begins):
@@ -114,9 +114,17 @@ def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
             )
     config = extractor.config
     extractor.config = replace(
-        config, variant=recipe.variant, ratio=recipe.ratio, ratios=recipe.ratios
+        config, variant=recipe.variant, ratio=recipe.ratio, ratios=recipe.ratios, annealing=0.0
     )
     return extractor
+
+
+def _unrounded(source: str | Path, backbone: Backbone) -> Extractor:
+    """An extractor for `backbone` with its weights as they were saved, whatever the backbone's
+    precision is."""
+    extractor = Extractor.from_pretrained(source)
+    extractor.check_backbone(backbone)
+    return extractor.to(backbone.device)
 
 
 class _MeanLoss(nn.Module):

@@ -18,12 +18,14 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from c2kv import extras
 from c2kv.backbone import Backbone
 from c2kv.errors import ConfigError, TrainingError
 from c2kv.prompt import PromptTemplate
 from c2kv.training.block import BlockSubject
 from c2kv.training.checkpoint import checkpoints, load, save
 from c2kv.training.corpus import Corpus, HeldOut
+from c2kv.training.curves import METRICS
 from c2kv.training.dev import dev_scores
 from c2kv.training.loss import Group
 from c2kv.training.recipe import DataSource, Recipe, Stage
@@ -42,6 +44,8 @@ class _Interrupt:
             self._before = signal.signal(signal.SIGINT, self._note)
 
     def _note(self, *_: Any) -> None:
+        if self.seen:  # asked twice: at once
+            raise KeyboardInterrupt
         self.seen = True
 
     def close(self) -> None:
@@ -57,6 +61,8 @@ class Trainer:
         self.recipe = recipe
         self.backbone = backbone
         self.output = Path(recipe.output)
+        for tracker in recipe.trackers:  # Accelerate leaves out, without a word, one it cannot find
+            extras.need(tracker, tracker)
         mixed = "bf16" if backbone.dtype == torch.bfloat16 else "no"
         self.accelerator = Accelerator(
             mixed_precision=mixed,
@@ -74,7 +80,13 @@ class Trainer:
             corpora = self._corpora(recipe.data, HeldOut(recipe.exclude))
             dev = self._corpora(recipe.dev, HeldOut())
         self.sources = [
-            {"source": s.source, "records": c.questions, "bad": c.bad, "excluded": c.excluded}
+            {
+                "source": s.source,
+                "records": c.questions,
+                "bad": c.bad,
+                "first_bad": c.first_bad,
+                "excluded": c.excluded,
+            }
             for s, (c, _) in zip(recipe.data, corpora, strict=True)
         ]
         self.sampler = Sampler(corpora, self.template, options, recipe.seed)
@@ -82,10 +94,10 @@ class Trainer:
         if recipe.dev:
             self.dev = Sampler(dev, self.template, replace(options, questions=1), seed=1)
         earlier = checkpoints(recipe)
-        if earlier and not resume:
+        if not resume and (earlier or (self.output / METRICS).exists()):
             raise TrainingError(
-                f"'{self.output}' holds checkpoints of an earlier run; pass --resume to go on, or "
-                "choose another output"
+                f"'{self.output}' holds an earlier run; pass --resume to go on, or choose another "
+                "output"
             )
         self.step, state = load(earlier[-1], recipe) if earlier else (0, None)
         checkpoint = earlier[-1] if earlier else None
@@ -154,14 +166,22 @@ class Trainer:
         return folder
 
     def probe(self) -> float:
-        """Seconds that the losses and gradients of the next step take; nothing is changed."""
-        start = time.perf_counter()
-        self.subject.begin(self.step)
-        for group, ratio in self._groups():
-            with self.accelerator.autocast():
-                self.module(group, ratio).backward()
-        self.optimizer.zero_grad()
-        return _since(start)
+        """Seconds that the losses and gradients of a run's steps take, from a step of each stage
+        (its second, as what is done once counts for little); nothing is changed."""
+        total, self.step = 0.0, 0
+        for stage in self.recipe.stages:
+            for _ in range(2):
+                start = self.backbone.now()
+                self.subject.begin(self.step)
+                for group, ratio in self._groups():
+                    with self.accelerator.autocast():
+                        self.accelerator.backward(self.module(group, ratio))
+                seconds = self.backbone.now() - start
+                self.optimizer.zero_grad()
+            total += seconds * stage.steps
+            self.step += stage.steps
+        self.step = 0
+        return total
 
     def evaluate(self) -> None:
         """Log the scores of dev samples."""
@@ -170,10 +190,12 @@ class Trainer:
         start = time.perf_counter()
         self.subject.begin(self.step)
         groups = [self.dev.qa(i) for i in range(self.recipe.dev_samples)]
+        own = self.recipe.ratio
+        ratios = [own, *(ratio for ratio in self.recipe.ratios if ratio != own)]
         # Weights kept in float32 answer in float32.
         mixed = self.backbone.dtype == torch.bfloat16
         with self.accelerator.autocast() if mixed else nullcontext():
-            scores = dev_scores(self.backbone, self.subject, self.template, groups)
+            scores = dev_scores(self.backbone, self.subject, self.template, groups, ratios)
         self._log({"step": self.step, **scores, "seconds": _since(start)})
 
     @property
@@ -221,10 +243,14 @@ class Trainer:
         }
 
     def _not_finite(self, what: str, value: float) -> TrainingError:
-        return TrainingError(
-            f"the {what} is {value} at step {self.step}; the last good checkpoint stands in "
-            f"'{self.output / 'checkpoints'}': resume from it with a lower learning rate"
-        )
+        saved = checkpoints(self.recipe)
+        advice = "no checkpoint was made yet: train anew with a lower learning rate or clip"
+        if saved:
+            advice = (
+                f"the last good checkpoint is '{saved[-1]}': go on from it in another run, with "
+                "start=…, another output and a lower learning rate"
+            )
+        return TrainingError(f"the {what} is {value} at step {self.step}; {advice}")
 
     def _groups(self) -> Iterator[tuple[Group, int]]:
         """This process's groups of the current step, each with its ratio."""
@@ -264,7 +290,7 @@ class Trainer:
     def _log(self, metrics: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
             self.output.mkdir(parents=True, exist_ok=True)
-            with (self.output / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            with (self.output / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(metrics) + "\n")
             if "step" in metrics and self.accelerator.trackers:
                 self.accelerator.log(metrics, step=metrics["step"])

@@ -6,6 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from c2kv import extras
+
 _PALETTE = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#9c6b4e", "#97bbf5")
 _KNOWN = {"recompute": "#57606a", "reuse": "#9498a0", "c2kv": "#4269d0"}
 _FONT = {"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none"}
@@ -18,6 +20,7 @@ def _colours(methods: Sequence[str]) -> dict[str, str]:
 
 
 def _figure(width: float, height: float) -> Any:
+    extras.need("matplotlib", "c2kv[plot]")
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
