@@ -38,8 +38,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         engine = Engine(backbone, Extractor.from_backbone(backbone, 4), FolderStore(folder))
         for tokens in args.tokens:
-            repeats = args.repeats if tokens < 4096 else 1
-            costs = measure(engine, args.methods, tokens, tokens // SEGMENT, repeats)
+            count = tokens // SEGMENT
+            costs = measure(engine, args.methods, tokens, count, args.repeats, cold=False)
             by_name = {cost.method: cost for cost in costs}
             full, reuse, c2kv = (by_name[name] for name in ("recompute", "reuse", "c2kv"))
             for cost in costs:
@@ -53,7 +53,6 @@ def main():
                         "blend s": cost.blend,
                         "compose s": cost.compose,
                         "disk s": cost.disk.median,
-                        "cold s": cost.cold,
                         "question s": cost.question,
                         "recomputed": cost.recomputed / full.recomputed,
                         "stored MB": cost.stored_bytes / 1e6,

@@ -68,6 +68,28 @@ def test_an_extractor_is_used_only_as_it_was_trained(load, tmp_path, embedded):
         load(tmp_path / "x", untrained=True)
 
 
+@pytest.mark.embedded
+def test_methods_find_the_variant_they_name_among_several(embedded):
+    """The first of several serves methods that name none."""
+    made = [Extractor.from_backbone(embedded, 4, v) for v in ("residual", "plain", "plain")]
+    engine = Engine(embedded, made)
+    makers = {n: engine.method(n).maker for n in ("c2kv", "c2kv-residual", "c2kv-plain", "random")}
+    assert engine.extractor is made[0] and makers["c2kv"] is makers["c2kv-residual"]
+    assert makers["c2kv"].digest == made[0].digest != made[1].digest == makers["c2kv-plain"].digest
+    assert makers["random"].variant == "residual"
+    with pytest.raises(MissingExtractorError, match="anchor"):
+        engine.method("anchor")
+
+
+@pytest.mark.embedded
+def test_several_are_loaded_in_order(load, tmp_path, embedded):
+    for variant in ("plain", "residual"):
+        Extractor.from_backbone(embedded, 4, variant).save_pretrained(tmp_path / variant, steps=1)
+    engine = load([tmp_path / "residual", str(tmp_path / "plain")])
+    assert engine.extractor.config.variant == "residual"
+    assert engine.method("c2kv-plain").maker.variant == "plain"
+
+
 def test_one_for_several_ratios_takes_each_of_them(boxed):
     extractor = Extractor.from_pretrained("many", boxed)
     for ratio in (2, 4, 8):

@@ -156,6 +156,8 @@ def test_the_budget_is_whole_messages_of_as_many_tokens(engine):
     # Of a hybrid: the documents it keeps whole stay whole.
     mixed, _ = controlled(engine, Condition.of("budget:hybrid-1"), [documents[1], *documents], ())
     assert mixed == [documents[1], *cut]
+    mixed, _ = controlled(engine, Condition.of("budget:hybrid-at-2"), documents, ())
+    assert mixed == [cut[0], documents[1]]
 
 
 @pytest.mark.embedded

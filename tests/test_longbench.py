@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import zipfile
+from itertools import pairwise
 
 import pytest
 import torch
@@ -298,14 +300,72 @@ def test_no_stop_token_is_chosen_too_early(engine):
     assert torch.tensor(longer.token_ids).numel() <= 3
 
 
-def test_records_come_from_the_hub_too(monkeypatch):
+def test_records_come_from_the_hubs_archive(monkeypatch, tmp_path):
+    """The benchmark is published as one archive beside a script that `datasets` refuses."""
+    archive = tmp_path / "data.zip"
+    with zipfile.ZipFile(archive, "w") as files:
+        lines = (json.dumps(record(_id=str(number))) + "\n" for number in range(4))
+        files.writestr("data/hotpotqa.jsonl", "".join(lines))
     asked = []
 
-    def rows(source, split):
-        asked.append((source, split))
-        yield from ((number, record(_id=str(number)), None) for number in range(1, 5))
+    def download(*args, **kwargs):
+        asked.append((args, kwargs))
+        return archive
 
-    monkeypatch.setattr("c2kv.training.records._hub_rows", rows)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     found = load_records("hotpotqa", "hub:THUDM/LongBench", 2)
-    assert [r["_id"] for r in found] == ["1", "2"]
-    assert asked == [("hub:THUDM/LongBench:hotpotqa", "test")]
+    assert [r["_id"] for r in found] == ["0", "1"]
+    assert asked == [(("THUDM/LongBench", "data.zip"), {"repo_type": "dataset"})]
+    with pytest.raises(DataError, match=r"no item named 'data/qmsum\.jsonl'"):
+        load_records("qmsum", "hub:THUDM/LongBench")
+
+
+@pytest.mark.embedded
+def test_a_method_that_fails_fails_alone(engine, monkeypatch):
+    whole = engine.prefill
+
+    def prefill(documents, method):
+        if method == "reuse":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+        return whole(documents, method)
+
+    monkeypatch.setattr(engine, "prefill", prefill)
+    conditions = [Condition.of(name) for name in ("reuse", "recompute", "noctx")]
+    rows = protocols.answer_paper(engine, "hotpotqa", record(), conditions)
+    assert [row.get("error") for row in rows] == ["CUDA out of memory.", None, None]
+    assert [row["condition"] for row in rows] == ["reuse", "recompute", "noctx"]
+
+
+@pytest.mark.embedded
+def test_grouped_texts_are_one_segment_each(engine):
+    lines = (f"Line {number} was about the budget." for number in range(200))
+    documents = protocols.paper_documents(engine, "gov_report", record(context="\n".join(lines)))
+    assert all(len(d.pieces) == 1 for d in documents) and len(documents) > 2
+    framing = len(engine.template.document_ids("x")) - 1
+    for one, other in pairwise(documents):
+        assert one.tokens <= engine.segment_tokens < one.tokens + other.tokens - framing + 2
+
+
+def test_wrong_documents_need_two_contexts_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("c2kv.cli.longbench.load_engine", lambda args: pytest.fail("loaded"))
+    rows = [record(_id="a"), record(_id="b")]
+    (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "c2kv,wrongdoc"]
+    assert main([*command, str(tmp_path)]) == 1
+
+
+@pytest.mark.embedded
+def test_wrong_documents_are_those_of_the_next_sample(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr("c2kv.cli.longbench.load_engine", lambda args: engine)
+    rows = [record(_id=name, context=f"Passage 1:\n{name} is old.\n") for name in "abc"]
+    (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    seen = []
+
+    def answer(engine, name, row, conditions, other):
+        seen.append((row["_id"], other["_id"]))
+        return [{"id": row["_id"], "condition": c.name, "error": "x"} for c in conditions]
+
+    monkeypatch.setattr(protocols, "answer_paper", answer)
+    command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "reuse,wrongdoc:reuse"]
+    assert main([*command, str(tmp_path)]) == 1
+    assert seen == [("a", "b"), ("b", "c"), ("c", "a")]

@@ -37,7 +37,7 @@ def run(backbone, name, documents, prefix=PREFIX, materials=None):
 
 def kv(prefilled):
     """[layers, 2, kv_heads, entries, head_dim] of a prefilled composition, keys rotated."""
-    return prefilled.composition.open(room=0).arena[:, :, 0]
+    return prefilled.composition.kv()
 
 
 def logits(prefilled, question=(3, 1, 4)):
@@ -50,6 +50,26 @@ def logits(prefilled, question=(3, 1, 4)):
 
 def close(one, other):
     torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["recompute", "epic-2", "cacheblend-0.5"])
+def test_what_is_computed_online_is_copied_for_no_question_but_a_second(llama, name):
+    prefilled = run(llama, name, documents_of(llama))
+    before = kv(prefilled).clone()
+    first = prefilled.composition.open(room=4)
+    assert first.arena.data_ptr() == kv(prefilled).data_ptr()
+    second = prefilled.composition.open(room=4)
+    assert second.arena.data_ptr() != first.arena.data_ptr()
+    expected = logits(prefilled)  # a third
+    for cache in (first, second):
+        positions = torch.arange(3)[None] + prefilled.composition.question_position
+        with torch.no_grad():
+            close(llama.forward(torch.tensor([[3, 1, 4]]), positions, cache), expected)
+    assert torch.equal(kv(prefilled), before)
+    assert (
+        run(llama, name, documents_of(llama)).composition.open(room=9999).get_seq_length()
+        == (before.shape[3])
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,6 +105,15 @@ def test_hybrid_puts_full_documents_before_compressed_ones(llama):
     close(kv(got)[..., :14, :], kv(run(llama, "reuse", documents))[..., :14, :])
 
 
+def test_hybrid_takes_the_documents_chosen_where_they_stand(llama):
+    documents = documents_of(llama)
+    got = run(llama, "hybrid-at-1-3", documents).composition
+    assert [s.ratio for s in got.segments] == [1, 4, 1]
+    assert got.token_ids == [*PREFIX, *(t for d in documents for t in d.pieces[0])]
+    other = run(llama, "hybrid-at-2-9", documents).composition
+    assert [s.ratio for s in other.segments] == [4, 1, 4]
+
+
 @pytest.mark.parametrize("name", ["epic-3", "cacheblend-0.4", "cacheblend-0.3-gradual"])
 def test_recomputed_tokens_never_see_later_positions(backbone, name):
     """Two prompts that differ in the last document alone agree in everything before it."""
@@ -115,11 +144,12 @@ def test_a_recomputed_token_equals_the_dense_oracles(llama):
     # Token by token, in order: each runs through all layers against what precedes it.
     for at in chosen:
         cache = run(llama, "recompute", documents).composition.open(room=0)
-        cache.arena[:, :, 0] = expected
+        arena = cache.arena[:, :, 0, :, : len(ids)]
+        arena[:] = expected
         cache.crop(-(len(ids) - at))
         with torch.no_grad():
             llama.forward(torch.tensor([[ids[at]]]), torch.tensor([[at]]), cache)
-        expected = cache.arena[:, :, 0].clone()
+        expected = arena.clone()
     close(got, expected)
 
 
@@ -198,6 +228,7 @@ def counted(backbone):
         ("epic-2", 5 * 3),
         ("cacheblend-0.25", 24 + 6 * 2),
         ("cacheblend-0.25-gradual", 24 + 12 + 9),
+        ("cacheblend-0.25-layer2", 24 * 2 + 6),
         ("hybrid-1", 0),
         ("naive-norm-4", 0),
     ],
@@ -211,7 +242,7 @@ def test_methods_do_the_work_they_claim_and_no_more(llama, name, products):
         got = method.prefill(prefix, documents)
     assert counts["mlp"] == got.recomputed == products
     # CacheBlend also projects keys and values of all tokens it chooses from.
-    chosen_from = {"cacheblend-0.25": 24, "cacheblend-0.25-gradual": 24 + 12}.get(name, 0)
+    chosen_from = {"cacheblend-0.25-gradual": 24 + 12}.get(name, 24 * name.startswith("cache"))
     assert counts["k_proj"] == products + chosen_from
     assert got.extracted == 0 and got.from_memory + got.from_disk == len(
         [] if name == "recompute" else documents
@@ -259,8 +290,9 @@ def test_documents_in_a_batch_or_alone_give_the_same(backbone, name):
     "name",
     [
         *("epic", "epic-x", "epic-3-4", "cacheblend", "cacheblend-a", "cacheblend-0.1-magic"),
-        *("reuse-1", "recompute-1", "c2kv-fancy", "hybrid", "hybrid-x", "naive-4", "random-1"),
-        *("naive-stride", "block-loosely", "naive-norm--2"),
+        *("cacheblend-.-layer1", "cacheblend-0.1-layer2-oracle", "naive-4", "naive-stride"),
+        *("reuse-1", "recompute-1", "c2kv-fancy", "random-1", "block-loosely", "naive-norm--2"),
+        *("hybrid", "hybrid-x", "hybrid-at", "hybrid-1-2"),
     ],
 )
 def test_wrong_parameters_say_how_names_are_written(llama, name):
@@ -273,6 +305,7 @@ def test_wrong_parameters_say_how_names_are_written(llama, name):
     [
         ("magic-3", "use one of: recompute, reuse, epic-K"),
         ("cacheblend-1.5", "1.5 is no share"),
+        ("cacheblend-0.1-layer9", "check layer is one of 1 to 2"),
         ("naive-norm-65", "ratio 65"),
         ("block", "not marked as fine-tuned"),
     ],

@@ -99,3 +99,13 @@ def test_wrong_configs_are_named(tmp_path, capsys, text, says):
     with pytest.raises(SystemExit):
         build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
     assert says in capsys.readouterr().err
+
+
+def test_a_config_may_name_several_extractors(tmp_path):
+    path = tmp_path / "eval.yaml"
+    path.write_text("extractor: [one, two]\n")
+    args = build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
+    assert args.extractor == ["one", "two"]
+    path.write_text("extractor: one\n")
+    args = build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
+    assert args.extractor == ["one"]

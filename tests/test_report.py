@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from c2kv.cli.main import main
 from c2kv.errors import DataError
-from c2kv.evaluation.report.sections import read_sections
+from c2kv.evaluation.report import figures
+from c2kv.evaluation.report.sections import Figure, Table, read_sections
 
 pytest.importorskip("matplotlib")
 
@@ -20,7 +22,7 @@ MANIFEST = {
     "model": "a model <b>",
     "backbone_digest": "0123456789abcdef",
     "dtype": "float32",
-    "extractors": {"c2kv": "fedcba9876543210"},
+    "extractors": {"c2kv": {"digest": "fedcba9876543210", "variant": "plain", "ratio": 4}},
     "untrained": [],
 }
 
@@ -35,7 +37,7 @@ def cost(method, tokens, ready, **more):
     if method == "recompute":
         parts = {"load": 0.0, "blend": ready * 0.9, "compose": ready * 0.1}
     made = {"method": method, "documents": 8, "source_tokens": tokens, "entries": tokens}
-    made |= {"ready": spread, "disk": spread, "cold": 2.5, "question": 0.1, "speedup": 9.0}
+    made |= {"ready": spread, "disk": spread, "cold": spread, "question": 0.1, "speedup": 9.0}
     made |= {"decode_tokens_per_second": 21.0, "peak_bytes": 4 * 10**8, "stored_bytes": 47 * 10**6}
     return {**made, **parts, "loaded_bytes": 1, "recomputed": 1, "break_even": 1.2, **more}
 
@@ -61,11 +63,12 @@ def runs(tmp_path):
         "qa": {"sets": {"squad": qa, "boolq": qa}, "mean": qa},
         "longbench": {"tasks": {"hotpotqa": task, "qmsum": task}, "mean": {"c2kv": 13.34}},
         "bench": {
+            "failed": [],
             "costs": [
                 cost(m, t, r * t / 1024)
                 for t in (1024, 4096)
                 for m, r in (("recompute", 1.6), ("reuse", 0.016), ("c2kv", 0.0016))
-            ]
+            ],
         },
         "probes": {"found": {"c2kv": {"all": 41.7, "block end": 50.0}}, "failed": 0},
         "deviation": {
@@ -100,7 +103,7 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "in-distribution",
         "0.1527",
         "block end",
-        "fedcba987654",
+        "plain, k = 4 (fedcba987654)",
         "4 prompts",
     ):
         assert text in html, text
@@ -122,12 +125,53 @@ def test_markdown_has_its_figures_beside_it(runs, tmp_path):
     assert "| hotpotqa* | 7 | 12.34 | 13.34 |" in text
 
 
+def test_runs_over_the_same_samples_share_a_table(runs, tmp_path):
+    qa, longbench = runs[:2]
+    other = tmp_path / "tuned"
+    other.mkdir()
+    summary = json.loads((Path(longbench) / "summary.json").read_text())
+    summary["manifest"] |= {"model": "tuned", "conditions": ["recompute", "block"]}
+    for scores in summary["tasks"].values():
+        scores["block"] = {**scores.pop("c2kv"), "score": 56.78}
+    summary["mean"] = {"block": 56.78}
+    (other / "summary.json").write_text(json.dumps(summary))
+    joined, alone = read_sections([Path(longbench), other, Path(qa)])
+    (table,) = [part for part in joined.parts if isinstance(part, Table)]
+    methods = ("recompute (my-longbench)", "c2kv", "recompute (tuned)", "block")
+    assert table.header == ("task", "samples", *methods)
+    assert table.rows[0] == ("hotpotqa*", "7", "12.34", "13.34", "12.34", "56.78")
+    assert table.rows[-1] == ("mean", "", "–", "13.34", "–", "56.78")
+    assert joined.facts["tuned: model"].startswith("tuned") and "model" in alone.facts
+    summary["manifest"]["protocol"] = "official"  # never beside the other
+    (other / "summary.json").write_text(json.dumps(summary))
+    assert len(read_sections([Path(longbench), other])) == 2
+
+
+def test_failures_are_told_and_what_has_no_score_has_no_bar(runs):
+    folder = Path(runs[0])
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["sets"]["squad"]["noctx"] = {"scored": 0, "failed": 100}
+    summary["mean"]["noctx"] = {}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (section,) = read_sections([folder])
+    assert "squad 100 of 100 under noctx" in section.text
+    figure = next(part for part in section.parts if isinstance(part, Figure))
+    assert "wrongdoc" in figure.svg and "noctx" not in figure.svg
+
+
+def test_variants_of_a_method_have_lines_of_their_own():
+    names = ("reuse", "cacheblend-0.15", "cacheblend-0.3", "cacheblend-0.15-oracle")
+    rows = [{"method": name, "recomputed": 0.2, "deviation": 0.1} for name in names]
+    drawn = figures.svg(figures.deviation(rows))
+    assert ">cacheblend<" in drawn and ">cacheblend-oracle<" in drawn
+
+
 def test_what_is_no_finished_run_is_named(tmp_path):
     with pytest.raises(DataError, match="not run to its end"):
-        read_sections(tmp_path)
+        read_sections([tmp_path])
     (tmp_path / "summary.json").write_text('{"manifest": {"kind": "magic"}}')
     with pytest.raises(DataError, match="'magic'"):
-        read_sections(tmp_path)
+        read_sections([tmp_path])
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -49,12 +49,14 @@ class Composition:
 
     prefix: ordinary KV, keys rotated [layers, 2, kv_heads, s, head_dim]; prefix_ids: the tokens it
     stands for, at positions from 0 (more than s where a method dropped some); segments: what
-    follows, in order."""
+    follows, in order; spare: the arena that begins with the prefix, where it has room for a
+    question: the first cache opened on the prefix alone takes it, and copies nothing."""
 
     backbone: Backbone
     prefix: Tensor
     prefix_ids: tuple[int, ...]
     segments: tuple[Segment, ...] = ()
+    spare: list[Tensor] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         b = self.backbone
@@ -112,8 +114,13 @@ class Composition:
             ids += segment.identity.token_ids
         return ids
 
+    def kv(self) -> Tensor:
+        """All entries, keys rotated [layers, 2, kv_heads, entries, head_dim]. Not to be written."""
+        return self.open(0).arena[:, :, 0] if self.segments else self.prefix
+
     def open(self, room: int, batch: int = 1) -> ComposedCache:
-        """A cache filled with the composition, with `room` more slots in each of `batch` rows.
+        """A cache filled with the composition, with at least `room` more slots in each of `batch`
+        rows.
 
         Every key is rotated and written once, straight to where it stays; further rows are
         copies of the first."""
@@ -139,21 +146,26 @@ class Composition:
 
 
 def open_together(compositions: Sequence[Composition], room: int) -> ComposedCache:
-    """One cache with a row for each composition, and `room` more slots in each.
+    """One cache with a row for each composition, and at least `room` more slots in each.
 
     Compositions end at the same slot, that of the longest; what stands before a shorter one is
     unset and must be masked. The same composition again is copied, not placed again."""
     b = compositions[0].backbone
     entries = max(c.entries for c in compositions)
+    first, *others = compositions
+    alone = not (others or first.segments)
+    if alone and first.spare and entries + room <= first.spare[0].shape[4]:
+        return ComposedCache(first.spare.pop(), entries)
     shape = (b.num_layers, 2, len(compositions), b.num_kv_heads, entries + room, b.head_dim)
-    arena = torch.empty(shape, dtype=b.dtype, device=b.device)
+    with torch.inference_mode(False):  # questions may be run outside of it
+        arena = torch.empty(shape, dtype=b.dtype, device=b.device)
     rows: dict[int, int] = {}
     for row, composition in enumerate(compositions):
         start = entries - composition.entries
         # Masked slots are multiplied by zero, which uninitialised memory may not survive.
         arena[:, :, row, :, :start] = 0
-        if (first := rows.setdefault(id(composition), row)) == row:
+        if (filled := rows.setdefault(id(composition), row)) == row:
             composition.fill(arena, row, start)
         else:
-            arena[:, :, row, :, start:entries] = arena[:, :, first, :, start:entries]
+            arena[:, :, row, :, start:entries] = arena[:, :, filled, :, start:entries]
     return ComposedCache(arena, entries)

@@ -46,17 +46,20 @@ class Engine:
     def __init__(
         self,
         backbone: Backbone,
-        extractor: Extractor | None,
+        extractor: Extractor | Sequence[Extractor] | None,
         store: FolderStore | None = None,
         system: str = SYSTEM_PROMPTS[0],
         segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ):
+        """extractor: of several, methods that name a variant use the first of it, others the
+        first of all. memory_bytes: of segments kept in memory, of each kind in use."""
+        extractors = [extractor] if isinstance(extractor, Extractor) else list(extractor or ())
         self.backbone = backbone
         self.template = PromptTemplate.of(backbone.tokenizer, system)
-        self.extractor = extractor
+        self.extractor = extractors[0] if extractors else None
         self.segment_tokens = segment_tokens
-        self.libraries = Libraries(backbone, extractor, self.template.digest, store, memory_bytes)
+        self.libraries = Libraries(backbone, extractors, self.template.digest, store, memory_bytes)
         self._prefix = prefill(backbone, self.template.prefix_ids())
         warm_up(backbone.dtype, backbone.device)
 
@@ -78,7 +81,7 @@ class Engine:
     def load(
         cls,
         model: str,
-        extractor: str | Path | None = None,
+        extractor: str | Path | Sequence[str | Path] | None = None,
         *,
         untrained: bool = False,
         ratio: int | None = None,
@@ -90,8 +93,9 @@ class Engine:
         segment_tokens: int = DEFAULT_SEGMENT_TOKENS,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
     ) -> Engine:
-        """Load a backbone and an extractor: a folder, the name of one in the box, or a hub id;
-        by default, the first in the box that is for this backbone (and `ratio` and `variant`).
+        """Load a backbone and an extractor: a folder, the name of one in the box, or a hub id (or
+        several); by default, the first in the box that is for this backbone (and `ratio` and
+        `variant`).
 
         ratio: one of those the extractor was trained for. untrained: make a fresh extractor of
         `ratio` and `variant` (default 4, plain) instead; its answers from compressed documents
@@ -99,7 +103,10 @@ class Engine:
         memory_bytes: of segments kept in memory, of each kind in use. Raises every error of
         `load_backbone` and `Extractor.from_pretrained`."""
         backbone = load_backbone(model, dtype=dtype, device=device)
-        made = choose_extractor(backbone, extractor, untrained, ratio, variant)
+        one = extractor is None or isinstance(extractor, str | Path)
+        sources: Any = [extractor] if one else extractor
+        chosen = [choose_extractor(backbone, s, untrained, ratio, variant) for s in sources]
+        made = [x for x in chosen if x is not None]
         opened = None if store is None else FolderStore(store)
         return cls(backbone, made, opened, system, segment_tokens, memory_bytes)
 
@@ -224,11 +231,11 @@ class Engine:
             kv_bytes=composition.nbytes,
             loaded_bytes=prefilled.loaded_bytes,
             recomputed=prefilled.recomputed,
-            ttft=prefilled.load + prefilled.extract + prefilled.blend + times.compose,
+            ttft=prefilled.seconds + times.compose,
             load=prefilled.load,
             extract=prefilled.extract,
             blend=prefilled.blend,
-            compose=times.compose,
+            compose=prefilled.place + times.compose,
             question_prefill=times.question,
             question_tokens=question_tokens,
             new_tokens=len(decoded.token_ids),

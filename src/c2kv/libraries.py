@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from c2kv.backbone import Backbone
@@ -59,19 +59,19 @@ class Libraries:
     def __init__(
         self,
         backbone: Backbone,
-        extractor: Extractor | None,
+        extractors: Sequence[Extractor],
         template_digest: str,
         store: FolderStore | None,
         memory_bytes: int,
     ):
-        """extractor: the one that methods use unless they name another; memory_bytes: of segments
-        kept in memory, by each library."""
+        """extractors: the first is the one that methods use unless they name a variant;
+        memory_bytes: of segments kept in memory, by each library."""
         self.backbone = backbone
-        self.extractor = extractor
+        self._extractors = tuple(extractors)
         self.store = store
         self._template = template_digest
         self._memory_bytes = memory_bytes
-        self._made: dict[str | None, SegmentLibrary] = {}
+        self._made: dict[str, SegmentLibrary] = {}
         self._methods: dict[str, Method] = {}
 
     def full(self) -> SegmentLibrary:
@@ -79,20 +79,23 @@ class Libraries:
         return self._library("full", lambda: Uncompressed(self.backbone))
 
     def compressed(self, variant: str | None = None) -> SegmentLibrary:
-        """The segments of the extractor (None), of one of a variant (from the box, where it is
-        another), or of an untrained one (`random`). Raises MissingExtractorError if none is."""
-        own = self.extractor
-        if own is not None and variant in (None, own.config.variant):
-            return self._library(None, lambda: Compressed(self.backbone, own))
+        """The segments of the first extractor (None), of the first of a variant (of those in the
+        box, where none given is), or of an untrained one (`random`). Raises MissingExtractorError
+        if none is."""
+        fit = [one for one in self._extractors if variant in (None, one.config.variant)]
+        if fit:
+            number = self._extractors.index(fit[0])
+            return self._library(f"given {number}", lambda: Compressed(self.backbone, fit[0]))
         if variant is None:
             raise MissingExtractorError(
                 f"no extractor is given for '{self.backbone.name}', and none of those in the box "
                 "is for it; pass one (--extractor), or ask for a fresh one (--untrained), whose "
                 "compressed answers mean nothing"
             )
-        ratio = None if own is None else own.config.ratio
+        like = self._extractors[0].config if self._extractors else None
+        ratio = like.ratio if like else None
         if variant == "random":
-            kind = None if own is None else own.config.variant
+            kind = like.variant if like else None
             return self._library(variant, lambda: self._maker(True, ratio, kind))
         return self._library(variant, lambda: self._maker(False, ratio, variant))
 
@@ -101,7 +104,7 @@ class Libraries:
         assert made is not None  # a variant is asked for: it is found, or that has raised
         return Compressed(self.backbone, made)
 
-    def _library(self, name: str | None, maker: Callable[[], SegmentMaker]) -> SegmentLibrary:
+    def _library(self, name: str, maker: Callable[[], SegmentMaker]) -> SegmentLibrary:
         if name not in self._made:
             library = SegmentLibrary(
                 self.backbone, maker(), self._template, self.store, self._memory_bytes

@@ -20,7 +20,6 @@ from c2kv.cli.common import (
 )
 
 _METHODS = "recompute,reuse,epic-32,cacheblend-0.15,c2kv"
-_STEPS = 2  # of a progress bar, a method: its cold request, and its answer
 
 
 def add_commands(commands: Any) -> None:
@@ -40,7 +39,12 @@ def add_commands(commands: Any) -> None:
         help="source tokens of a prompt, in documents of random tokens (default %(default)s)",
     )
     bench.add_argument("--counts", type=_numbers, default="8", help="documents (default 8)")
-    bench.add_argument("--repeats", type=whole_number(1), default=5)
+    bench.add_argument(
+        "--repeats", type=whole_number(1), default=3, help="of every request (default 3)"
+    )
+    bench.add_argument(
+        "--no-cold", action="store_true", help="leave out requests of documents never seen"
+    )
     bench.add_argument("--out", type=Path, metavar="DIR", help="keep the results here")
     bench.add_argument("--json", action="store_true")
     add_engine_options(bench, documents=None)
@@ -61,29 +65,45 @@ def run_bench(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
+    import torch
     from tqdm import tqdm
 
+    from c2kv.errors import C2KVError
     from c2kv.evaluation.conditions import Condition
     from c2kv.evaluation.latency import measure
-    from c2kv.evaluation.run import SUMMARY, manifest, write_json
+    from c2kv.evaluation.run import SUMMARY, first_line, manifest, write_json
 
     engine = load_engine(args)
     points = [(tokens, count) for tokens in args.tokens for count in args.counts]
-    work = len(points) * len(args.methods) * (2 * args.repeats + _STEPS)
+    work = len(points) * len(args.methods) * ((3 - args.no_cold) * args.repeats + 1)
+    conditions = [Condition.of(name) for name in args.methods]
+    described = manifest(engine, conditions, {"kind": "bench", "repeats": args.repeats}, [])
+    result: dict[str, Any] = {"manifest": described, "costs": [], "failed": []}
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
     costs = []
     with tqdm(total=work, unit="request", file=sys.stderr, leave=False, disable=None) as bar:
         for tokens, count in points:
-            costs += measure(
-                engine, args.methods, tokens, count, args.repeats, lambda: bar.update(1)
-            )
-    conditions = [Condition.of(name) for name in args.methods]
-    described = manifest(engine, conditions, {"kind": "bench", "repeats": args.repeats}, [])
-    result = {"manifest": described, "costs": [asdict(cost) for cost in costs]}
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_json(args.out / SUMMARY, result)
+            try:
+                costs += measure(
+                    engine,
+                    args.methods,
+                    tokens,
+                    count,
+                    args.repeats,
+                    not args.no_cold,
+                    lambda: bar.update(1),
+                )
+            except (C2KVError, torch.OutOfMemoryError) as error:
+                failed = {"tokens": tokens, "documents": count, "error": first_line(error)}
+                result["failed"].append(failed)
+                tqdm.write(f"{tokens} tokens in {count} documents: {failed['error']}", sys.stderr)
+            engine.forget()
+            result["costs"] = [asdict(cost) for cost in costs]
+            if args.out is not None:  # a later point's failure loses nothing
+                write_json(args.out / SUMMARY, result)
     print(json.dumps(result, indent=2) if args.json else _table(costs))
-    return 0
+    return 1 if result["failed"] else 0
 
 
 def _table(costs: list[Any]) -> str:
@@ -97,18 +117,24 @@ def _table(costs: list[Any]) -> str:
             f"{human_seconds(c.ready.least)}-{human_seconds(c.ready.most)}",
             f"{c.speedup:.1f}×",
             human_seconds(c.disk.median) if c.disk else "-",
-            human_seconds(c.cold),
+            human_seconds(c.cold.median) if c.cold else "-",
             human_seconds(c.question),
             f"{c.decode_tokens_per_second:.1f}",
             "-" if c.peak_bytes is None else human_bytes(c.peak_bytes),
             human_bytes(c.stored_bytes),
-            "never" if c.break_even is None else f"{c.break_even:.1f}",
+            _paid(c),
         ]
         for c in costs
     ]
     header = ["method", "tokens", "docs", "entries", "TTFT", "spread", "faster", "disk", "cold"]
     header += ["question", "tok/s", "peak", "stored", "pays after"]
     return table(rows, header) + "\n" + _LEGEND
+
+
+def _paid(cost: Any) -> str:
+    if cost.break_even is None:
+        return "never" if cost.cold else "-"
+    return f"{cost.break_even:.1f}"
 
 
 _LEGEND = (

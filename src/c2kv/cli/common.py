@@ -82,7 +82,9 @@ def add_engine_options(
     parser.add_argument(
         "-x",
         "--extractor",
-        help="folder, name in the box (`c2kv info`) or hub id; default: the box's for this model",
+        action="append",
+        help="folder, name in the box (`c2kv info`) or hub id; default: the box's for this model; "
+        "again for another variant, which methods may name (c2kv-plain)",
     )
     parser.add_argument(
         "--untrained",
@@ -136,7 +138,7 @@ def load_engine(args: argparse.Namespace) -> Engine:
     hub_logging.set_verbosity_error()
     return Engine.load(
         args.model,
-        args.extractor,
+        args.extractor or None,
         untrained=args.untrained,
         ratio=args.ratio,
         variant=args.variant,

@@ -72,6 +72,9 @@ class _Config(argparse.Action):
                 isinstance(value, bool)
             ):
                 parser.error(f"config '{values}': {name}: {value!r} is not one of its values")
+            if isinstance(known[name], argparse._AppendAction):
+                setattr(namespace, name, value if isinstance(value, list) else [value])
+                continue
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             parse = known[name].type
             try:

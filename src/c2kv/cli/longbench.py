@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from c2kv import extras
 from c2kv.cli.common import add_engine_options, load_engine, table, whole_number
+from c2kv.errors import ConfigError
 from c2kv.evaluation.conditions import Condition
 
 _METHODS = (
@@ -55,7 +57,7 @@ def add_command(
 
 
 def run_longbench(args: argparse.Namespace) -> int:
-    from c2kv.evaluation.longbench import DEFAULT_TASKS, load_records
+    from c2kv.evaluation.longbench import DEFAULT_TASKS, TASKS, load_records
     from c2kv.evaluation.protocols import check_protocol
 
     default = ("recompute",) if args.protocol == "official" else _METHODS
@@ -63,6 +65,14 @@ def run_longbench(args: argparse.Namespace) -> int:
     check_protocol(args.protocol, [condition.name for condition in conditions])
     tasks = args.tasks or list(DEFAULT_TASKS)
     records = {name: load_records(name, args.data, args.limit) for name in tasks}
+    if any(condition.control == "wrongdoc" for condition in conditions):
+        for name, samples in records.items():
+            if len({sample["context"] for sample in samples}) < 2:
+                raise ConfigError(
+                    f"wrongdoc needs two different contexts of {name}; use a larger --limit"
+                )
+    if any(TASKS[name].metric == "rouge_l" for name in tasks):
+        extras.need("rouge", "c2kv[eval]")  # now, not after hours
     engine = load_engine(args)
     if args.out is not None:
         return _run(args, engine, conditions, records, args.out)
@@ -112,12 +122,14 @@ def _run(
             disable=None,
         )
         for record in bar:
-            others = [one for one in samples if one["context"] != record["context"]]
+            at = samples.index(record)
+            rotated = (*samples[at + 1 :], *samples[:at])
+            other = next((one for one in rotated if one["context"] != record["context"]), None)
             try:
                 if args.protocol == "official":
                     rows = [answer_official(engine, name, record, args.max_length)]
                 else:
-                    rows = answer_paper(engine, name, record, conditions, next(iter(others), None))
+                    rows = answer_paper(engine, name, record, conditions, other)
             except (C2KVError, torch.OutOfMemoryError) as error:
                 failed = {"id": record["_id"], "error": first_line(error)}
                 rows = [{**failed, "condition": method} for method in methods]

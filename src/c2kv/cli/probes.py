@@ -85,4 +85,6 @@ def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], fo
         groups = list(next(iter(scores.values()), {}))
         cells = [[name, *(f"{by[g]:.0f} %" for g in groups)] for name, by in scores.items()]
         print(table(cells, ["found by", *groups]))
+    if failed:
+        print(f"c2kv: {failed} samples failed; see 'error' in the samples", file=sys.stderr)
     return 1 if failed else 0

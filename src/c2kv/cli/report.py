@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from c2kv import extras
+
 
 def add_commands(commands: Any) -> None:
     report = commands.add_parser("report", help="runs of eval, bench and deviation as one report")
@@ -32,7 +34,8 @@ def run_report(args: argparse.Namespace) -> int:
     from c2kv.evaluation.report.render import to_html, to_markdown
     from c2kv.evaluation.report.sections import Figure, read_sections
 
-    sections = [section for folder in args.runs for section in read_sections(folder)]
+    extras.need("matplotlib", "c2kv[plot]")
+    sections = read_sections(args.runs)
     output: Path = args.output
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".html":

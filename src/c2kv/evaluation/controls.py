@@ -24,10 +24,13 @@ def controlled(
         return (), "recompute"
     if condition.control == "budget":
         method = engine.method(condition.method)
-        whole = documents[: method.count] if isinstance(method, Hybrid) else ()
+        whole = method.whole if isinstance(method, Hybrid) else ()
         closing = tuple(engine.template.closing_ids())
-        cut = [_cut(d, method.ratio, closing) for d in documents[len(whole) :]]
-        return [*whole, *cut], "recompute"
+        cut = [
+            document if number in whole else _cut(document, method.ratio, closing)
+            for number, document in enumerate(documents, 1)
+        ]
+        return cut, "recompute"
     return documents, condition.method
 
 

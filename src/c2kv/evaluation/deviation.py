@@ -65,5 +65,5 @@ def _document_kv(engine: Engine, documents: Sequence[Document], method: str) -> 
     got = engine.prefill(documents, method)
     prefix = got.composition.question_position - sum(d.tokens for d in documents)
     with torch.no_grad():
-        kv = got.composition.open(room=0).arena[:, :, 0, :, prefix:].float()
+        kv = got.composition.kv()[:, :, :, prefix:].float()
     return kv, got.recomputed

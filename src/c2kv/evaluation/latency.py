@@ -24,7 +24,8 @@ from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
 
-_QUESTION_TOKENS, _DECODED = 32, 17
+SOURCES = ("nowhere", "memory", "disk")
+_QUESTION_TOKENS, _DECODED, _WARM_UP = 32, 17, 512
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Cost:
 
     ready: TTFT from memory; load, blend, compose: its parts (medians); cold: TTFT with nothing
     stored, extraction included; disk: TTFT from the store; question: the question's pass, after
-    TTFT; peak_bytes: memory above what was held before, through a whole answer (None where it
-    cannot be measured); break_even: requests after which preparing once has paid off against full
-    recompute (None: never)."""
+    TTFT, and decode_tokens_per_second what follows (medians); peak_bytes: memory above what was
+    held before, through one answer (None where it cannot be measured); break_even: requests after
+    which preparing once has paid off against full recompute (None: never, or cold requests were
+    not measured)."""
 
     method: str
     documents: int
@@ -58,7 +60,7 @@ class Cost:
     load: float
     blend: float
     compose: float
-    cold: float
+    cold: Spread | None
     disk: Spread | None
     question: float
     decode_tokens_per_second: float
@@ -91,116 +93,126 @@ def measure(
     methods: Sequence[str],
     tokens: int,
     count: int,
-    repeats: int = 5,
+    repeats: int = 3,
+    cold: bool = True,
     progress: Callable[[], object] = lambda: None,
 ) -> list[Cost]:
     """The cost of each method on the same documents; speedups are against `recompute`, which must
-    be among them. Raises ConfigError when it is not, or when tokens are too few."""
+    be among them. cold: also request what was never stored, which takes longest.
+
+    Raises ConfigError without `recompute`, or when tokens are too few."""
     if "recompute" not in methods:
         raise ConfigError("speedups are against full recompute; add recompute to the methods")
     if tokens < count:
         raise ConfigError(f"{tokens} tokens make no {count} documents; use more tokens")
     documents = random_documents(engine, tokens, count)
-    cold: dict[str, float] = {}
-    for method in methods:
-        fresh = random_documents(engine, tokens, count, uuid.uuid4().int)  # never seen before
-        cold[method] = _request(engine, fresh, method, "nowhere")["ready"]
-        engine.forget()
-        progress()
-    stored = {method: engine.extract(documents, method).nbytes for method in methods}
-    runs: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
-    for _ in range(repeats):
-        for method in methods:
-            runs[method].append(_request(engine, documents, method, "memory"))
-            progress()
-    disk: dict[str, list[float]] = {method: [] for method in methods}
-    if engine.libraries.store is not None:
+    for method in methods:  # unmeasured: what a first pass sets up
+        small = random_documents(engine, max(count, min(tokens, _WARM_UP)), count, _unseen())
+        _request(engine, small, method, "nowhere")
+    runs = {(source, m): list[dict[str, Any]]() for source in SOURCES for m in methods}
+
+    def take_turns(source: str) -> None:
         for _ in range(repeats):
             for method in methods:
-                engine.forget()
-                disk[method].append(_request(engine, documents, method, "disk")["ready"])
+                asked = documents
+                if source == "nowhere":
+                    asked = random_documents(engine, tokens, count, _unseen())
+                if source != "memory":
+                    engine.forget()
+                runs[source, method].append(_request(engine, asked, method, source))
                 progress()
+
+    if cold:
+        take_turns("nowhere")
+    engine.forget()
+    stored = {method: engine.extract(documents, method).nbytes for method in methods}
+    take_turns("memory")
+    if engine.libraries.store is not None:
+        take_turns("disk")
     costs = {}
     for method in methods:
-        parts = {k: Spread.of([run[k] for run in runs[method]]).median for k in _PARTS}
-        rate, peak = _answer(engine, documents, method)
+        peak = _peak_bytes(engine, documents, method)
+        warm = runs["memory", method]
+        parts = {name: Spread.of([run[name] for run in warm]).median for name in _PARTS}
+        ready = {
+            source: Spread.of([run["ready"] for run in some])
+            for source in SOURCES
+            if (some := runs[source, method])
+        }
         costs[method] = Cost(
             method=method,
             documents=count,
             source_tokens=tokens,
-            entries=runs[method][0]["entries"],
-            ready=Spread.of([run["ready"] for run in runs[method]]),
+            entries=warm[0]["entries"],
+            ready=ready["memory"],
             **parts,
-            cold=cold[method],
-            disk=Spread.of(disk[method]) if disk[method] else None,
-            decode_tokens_per_second=rate,
+            cold=ready.get("nowhere"),
+            disk=ready.get("disk"),
             peak_bytes=peak,
             stored_bytes=stored[method],
-            loaded_bytes=runs[method][0]["loaded_bytes"],
-            recomputed=runs[method][0]["recomputed"],
+            loaded_bytes=warm[0]["loaded_bytes"],
+            recomputed=warm[0]["recomputed"],
         )
         progress()
     full = costs["recompute"].ready.median
     return [_compared(cost, full) for cost in costs.values()]
 
 
-_PARTS = ("load", "blend", "compose", "question")
+def _unseen() -> int:
+    """A seed of documents never seen before."""
+    return uuid.uuid4().int
+
+
+_PARTS = ("load", "blend", "compose", "question", "decode_tokens_per_second")
 
 
 def _compared(cost: Cost, full: float) -> Cost:
     """With its speedup, and the requests after which it has paid off."""
     saved = full - cost.ready.median
-    once = max(0.0, cost.cold - cost.ready.median)
+    once = max(0.0, cost.cold.median - cost.ready.median) if cost.cold else None
     values = {name: getattr(cost, name) for name in cost.__dataclass_fields__}
     values |= {
         "speedup": full / cost.ready.median,
-        "break_even": once / saved if saved > 0 else None,
+        "break_even": once / saved if once is not None and saved > 0 else None,
     }
     return Cost(**values)
 
 
-@torch.inference_mode()
 def _request(
     engine: Engine, documents: Sequence[Document], method: str, source: str
 ) -> dict[str, Any]:
-    """The parts of one request, up to the first token's logits. Raises ConfigError when what the
-    method keeps was not in `source` (memory, disk, or nowhere yet)."""
-    backbone = engine.backbone
+    """The parts of one request. Raises ConfigError when what the method keeps was not in `source`
+    (memory, disk, or nowhere yet)."""
     gc.collect()
     got = engine.prefill(documents, method)
-    wanted = {"memory": got.from_memory, "disk": got.from_disk, "nowhere": got.extracted}
-    if wanted[source] < len({p for d in documents for p in d.pieces}) and got.segments:
+    came = {"memory": got.from_memory, "disk": got.from_disk, "nowhere": got.extracted}
+    if sum(came.values()) != came[source]:
         raise ConfigError(
             f"method '{method}' should have found its segments in {source}, but {got.from_memory} "
             f"came from memory, {got.from_disk} from disk and {got.extracted} were made; give "
             "segments more --memory"
         )
-    start = backbone.now()
-    cache = got.composition.open(room=_QUESTION_TOKENS)
-    compose = backbone.now() - start
-    tokens = torch.zeros(1, _QUESTION_TOKENS, dtype=torch.long, device=backbone.device)
-    positions = got.composition.question_position + torch.arange(_QUESTION_TOKENS)[None]
-    start = backbone.now()
-    backbone.forward(tokens, positions.to(backbone.device), cache)
+    options = DecodingOptions(max_new_tokens=_DECODED)
+    _, times = decode(got.composition, [[0] * _QUESTION_TOKENS], options)
     return {
-        "ready": got.load + got.extract + got.blend + compose,
+        "ready": got.seconds + times.compose,
         "load": got.load,
         "blend": got.blend,
-        "compose": compose,
-        "question": backbone.now() - start,
+        "compose": got.place + times.compose,
+        "question": times.question,
+        "decode_tokens_per_second": times.step_tokens / times.steps,
         "entries": got.composition.entries,
         "loaded_bytes": got.loaded_bytes,
         "recomputed": got.recomputed,
     }
 
 
-def _answer(engine: Engine, documents: Sequence[Document], method: str) -> tuple[float, int | None]:
-    """Tokens a second of decoding, and the peak of memory from the request on."""
-    options = DecodingOptions(max_new_tokens=_DECODED)
+def _peak_bytes(engine: Engine, documents: Sequence[Document], method: str) -> int | None:
+    """The most memory that an answer takes, from the request on."""
     with _peak(engine.backbone.device) as peak:
         got = engine.prefill(documents, method)
-        _, times = decode(got.composition, [[0] * _QUESTION_TOKENS], options)
-    return times.step_tokens / times.steps, peak()
+        decode(got.composition, [[0] * _QUESTION_TOKENS], DecodingOptions(max_new_tokens=2))
+    return peak()
 
 
 @contextlib.contextmanager

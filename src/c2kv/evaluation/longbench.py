@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,22 +207,21 @@ def split_documents(name: str, context: str) -> list[str]:
 
 
 def load_records(name: str, source: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """A task's samples from the folder that holds `NAME.jsonl`, or from `hub:owner/name`.
+    """A task's samples from the folder that holds `NAME.jsonl`, or from `hub:THUDM/LongBench`.
 
     Raises DataError when a sample lacks what the task needs."""
     task(name)
-    if source.startswith("hub:"):
-        from c2kv.training.records import raw_rows
-
-        rows = list(raw_rows(f"{source}:{name}", "test", limit))
-    else:
-        path = Path(source) / f"{name}.jsonl"
-        try:
-            # Not splitlines: a context may hold other line separators.
-            lines = path.read_text(encoding="utf-8").split("\n")[:limit]
-            rows = [json.loads(line) for line in lines if line.strip()]
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read '{path}' ({error}); is it LongBench's folder?") from error
+    path = f"{source}/{name}.jsonl"
+    try:
+        if source.startswith("hub:"):
+            text = _from_hub(source.removeprefix("hub:"), name)
+        else:
+            text = Path(path).read_text(encoding="utf-8")
+        # Not splitlines: a context may hold other line separators.
+        rows = [json.loads(line) for line in text.split("\n")[:limit] if line.strip()]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"cannot read '{path}' ({reason}); is it LongBench's folder?") from error
     for number, row in enumerate(rows, 1):
         needed = {"input", "context", "answers", "_id"}
         needed |= {"all_classes"} if TASKS[name].metric == "classification" else set()
@@ -232,14 +232,27 @@ def load_records(name: str, source: str, limit: int | None = None) -> list[dict[
     return rows
 
 
-def group_texts(texts: Sequence[str], lengths: Sequence[int], limit: int) -> list[str]:
-    """Neighbouring texts joined while together they stay within `limit` tokens."""
+def _from_hub(repository: str, name: str) -> str:
+    """A task's samples from the archive that the benchmark is published as. (Its loading script
+    is of a kind that `datasets` no longer runs.) Raises OSError, ValueError or KeyError."""
+    from huggingface_hub import hf_hub_download
+
+    archive = hf_hub_download(repository, "data.zip", repo_type="dataset")
+    with zipfile.ZipFile(archive) as files:
+        return files.read(f"data/{name}.jsonl").decode()
+
+
+def group_texts(
+    texts: Sequence[str], lengths: Sequence[int], limit: int, joint: int = 0
+) -> list[str]:
+    """Neighbouring texts joined (each joint of `joint` tokens) while together they stay within
+    `limit` tokens."""
     groups: list[list[str]] = []
     room = 0
     for text, length in zip(texts, lengths, strict=True):
-        if groups and length <= room:
+        if groups and joint + length <= room:
             groups[-1].append(text)
-            room -= length
+            room -= joint + length
         else:
             groups.append([text])
             room = limit - length

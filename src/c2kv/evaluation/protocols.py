@@ -11,13 +11,17 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from typing import Any
+
+import torch
 
 from c2kv.composition import Composition
 from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
-from c2kv.errors import ConfigError, DocumentError
+from c2kv.errors import C2KVError, ConfigError, DocumentError
 from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.longbench import (
@@ -27,6 +31,7 @@ from c2kv.evaluation.longbench import (
     split_documents,
     task,
 )
+from c2kv.evaluation.run import first_line
 from c2kv.methods.recompute import prefill
 
 PROTOCOLS = ("official", "paper")
@@ -90,8 +95,12 @@ def paper_documents(engine: Engine, name: str, record: dict[str, Any]) -> list[D
     if not texts:
         raise DocumentError(f"sample '{record['_id']}' of {name} has an empty context")
     if task(name).split is None or task(name).metric == "classification":
-        ids = engine.backbone.tokenizer(texts, add_special_tokens=False).input_ids
-        texts = group_texts(texts, [len(i) for i in ids], engine.segment_tokens)
+        tokenize = partial(engine.backbone.tokenizer, add_special_tokens=False)
+        ids = tokenize(texts).input_ids
+        framing = len(engine.template.document_ids("x")) - 1
+        joint = len(tokenize("x\n\nx").input_ids) - 2 * len(tokenize("x").input_ids)
+        room = engine.segment_tokens - framing
+        texts = group_texts(texts, [len(i) for i in ids], room, joint)
     return [engine.document(text, f"{name} {i}") for i, text in enumerate(texts, 1)]
 
 
@@ -105,7 +114,11 @@ def answer_paper(
     """A row for each condition. What a method keeps of the documents is made before, as in
     serving. other: the sample whose documents are the wrong ones.
 
-    Raises ConfigError when memory does not hold what was made, or a control lacks `other`."""
+    A condition that fails (its KV does not fit, say) has a row with its `error`; the others are
+    answered all the same. Raises DocumentError for samples without documents, ConfigError when a
+    control lacks `other`."""
+    if other is None and any(condition.control == "wrongdoc" for condition in conditions):
+        raise ConfigError(f"wrongdoc needs two samples of {name}; use a larger --limit")
     content = task(name).question.format(input=record["input"])
     question = engine.template.question_ids(content)
     room = engine.backbone.max_positions - len(question) - task(name).max_new_tokens
@@ -116,22 +129,34 @@ def answer_paper(
         wrong, _ = fit(paper_documents(engine, name, other), room)
     rows = []
     for condition in conditions:
-        if condition.control == "wrongdoc" and not wrong:
-            raise ConfigError(f"{condition.name} needs two samples of {name}; use a larger --limit")
-        chosen, method = controlled(engine, condition, documents, wrong)
-        prepared = engine.extract(chosen, method)
-        got = engine.prefill(chosen, method)
-        if got.extracted or got.from_disk:
-            raise ConfigError(
-                f"method '{method}' keeps more of these documents than memory may hold; give "
-                "segments more --memory"
-            )
-        row = _decode(engine, name, record, got.composition, question)
-        cost = {**got.cost(), "extract": prepared.extract_seconds}
-        row |= {"condition": condition.name, "cut_tokens": cut, "cost": cost}
-        row["ttft"] += got.load + got.blend
-        rows.append(row)
+        try:
+            chosen, method = controlled(engine, condition, documents, wrong)
+            row = _answer(engine, name, record, chosen, method, question)
+        except (C2KVError, torch.OutOfMemoryError) as error:
+            row = {"id": record["_id"], "error": first_line(error)}
+        rows.append({**row, "condition": condition.name, "cut_tokens": cut})
     return rows
+
+
+def _answer(
+    engine: Engine,
+    name: str,
+    record: dict[str, Any],
+    documents: Sequence[Document],
+    method: str,
+    question: Sequence[int],
+) -> dict[str, Any]:
+    """A method's row. Raises ConfigError when memory does not hold what was made."""
+    prepared = engine.extract(documents, method)
+    got = engine.prefill(documents, method)
+    if got.extracted or got.from_disk:
+        raise ConfigError(
+            f"method '{method}' keeps more of these documents than memory may hold; give "
+            "segments more --memory"
+        )
+    row = _decode(engine, name, record, got.composition, question)
+    cost = {**got.cost(), "extract": prepared.extract_seconds}
+    return {**row, "cost": cost, "ttft": row["ttft"] + got.seconds}
 
 
 def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
@@ -151,7 +176,8 @@ def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
         stop -= 1
     kept = pieces[:start] + pieces[stop:]
     used = sum(len(piece) for _, piece in kept)
-    return [replace(d, pieces=(piece,)) for d, piece in kept], total - used
+    whole = [(d, [piece for _, piece in some]) for d, some in groupby(kept, key=lambda one: one[0])]
+    return [replace(d, pieces=tuple(some)) for d, some in whole], total - used
 
 
 def _decode(

@@ -225,7 +225,7 @@ def _logits(
 ) -> list[Tensor]:
     """Logits along given answers [answer tokens, vocab], each."""
     with torch.no_grad():
-        rows = [(c.open(0).arena[:, :, 0], c.question_position) for c in compositions]
+        rows = [(c.kv(), c.question_position) for c in compositions]
         questions = [
             Question((), (), tuple(q), tuple(a)) for q, a in zip(asked, answers, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,28 +28,58 @@ def manifest(
     """Versions, machine, model, extractors, data (digests) and settings of a run."""
     import torch
 
-    names = ("c2kv", "torch", "transformers", "tokenizers", "numpy")
     makers = {c.name: engine.method(c.method).maker for c in conditions if c.control != "noctx"}
     return {
-        "versions": {name: metadata.version(name) for name in names},
+        "versions": {name: _version(name) for name in _PACKAGES},
         "machine": {
-            "processor": platform.processor() or platform.machine(),
+            "processor": _processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "device": str(engine.backbone.device),
+            "device": _device(engine.backbone.device),
         },
         "model": engine.backbone.name,
         "backbone_digest": engine.backbone.digest,
         "dtype": str(engine.backbone.dtype).removeprefix("torch."),
         "template_digest": engine.template.digest,
         "segment_tokens": engine.segment_tokens,
-        "extractors": {n: m.digest for n, m in makers.items() if m is not None and m.digest},
+        "extractors": {
+            name: {"digest": maker.digest, "variant": maker.variant, "ratio": maker.ratio}
+            for name, maker in makers.items()
+            if maker is not None and maker.digest
+        },
         "fine_tuned": getattr(engine.backbone.config, CONFIG_KEY, None),
         "untrained": sorted(n for n, m in makers.items() if m is not None and m.untrained),
         "conditions": [c.name for c in conditions],
         "data": {Path(file).name: file_digest(file) for file in files},
         **settings,
     }
+
+
+_PACKAGES = ("c2kv", "torch", "transformers", "tokenizers", "numpy", "numba", "rouge")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # of one that only some tasks need
+        return None
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _device(device: Any) -> str:
+    import torch
+
+    if device.type != "cuda":
+        return str(device)
+    has = torch.cuda.get_device_properties(device)
+    return f"{device} ({has.name}, {has.total_memory / 2**30:.0f} GiB)"
 
 
 def rows_digest(rows: Sequence[Any]) -> str:

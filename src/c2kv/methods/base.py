@@ -15,7 +15,8 @@ from c2kv.library import Retrieval, SegmentLibrary, SegmentMaker
 @dataclass(frozen=True)
 class Prefilled:
     """A composition ready to be asked, what of it came from where, and the seconds spent: `load`
-    bringing stored state, `extract` making it now, `blend` computing online.
+    bringing stored state, `extract` making it now, `place` rotating and copying what is blended,
+    `blend` computing online. (What is not blended is placed when a cache is opened.)
 
     loaded_bytes: stored state it was made from; recomputed: token·layer products of `blend`
     (every layer over every token is what full recompute does)."""
@@ -29,11 +30,17 @@ class Prefilled:
     recomputed: int = 0
     load: float = 0.0
     extract: float = 0.0
+    place: float = 0.0
     blend: float = 0.0
 
     @classmethod
     def of(
-        cls, got: Retrieval, composition: Composition, recomputed: int = 0, blend: float = 0.0
+        cls,
+        got: Retrieval,
+        composition: Composition,
+        recomputed: int = 0,
+        place: float = 0.0,
+        blend: float = 0.0,
     ) -> Prefilled:
         """A composition made from retrieved segments."""
         return cls(
@@ -46,8 +53,14 @@ class Prefilled:
             recomputed=recomputed,
             load=got.load_seconds,
             extract=got.extract_seconds,
+            place=place,
             blend=blend,
         )
+
+    @property
+    def seconds(self) -> float:
+        """All parts: what stands before the opening of a cache."""
+        return self.load + self.extract + self.place + self.blend
 
     def cost(self) -> dict[str, Any]:
         """All but the composition."""

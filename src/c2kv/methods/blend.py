@@ -12,13 +12,15 @@ from c2kv.composition import Composition
 from c2kv.document import Document, token_ids
 from c2kv.errors import ConfigError
 from c2kv.library import Retrieval
+from c2kv.methods.recompute import SPARE_ROOM
 
 
 class ReusedKV:
     """A prompt's KV as reuse places it, of which tokens can be recomputed.
 
     kv [layers, 2, kv_heads, n, head_dim], keys rotated; ids: the tokens; start: the first that
-    is a document's; recomputed: token·layer products so far."""
+    is a document's; place: seconds that placing them took; recomputed: token·layer products so
+    far."""
 
     def __init__(self, prefix: Composition, documents: Sequence[Document], got: Retrieval):
         placed = Composition(prefix.backbone, prefix.prefix, prefix.prefix_ids, tuple(got.segments))
@@ -29,13 +31,16 @@ class ReusedKV:
                 f"recomputing chosen tokens needs a mask by position, which '{kernel}' does not "
                 "take; load the model with sdpa"
             )
-        self.kv: Tensor = placed.open(room=0).arena[:, :, 0]
+        start = self.backbone.now()
+        self._arena = placed.open(room=SPARE_ROOM).arena
+        self.kv: Tensor = self._arena[:, :, 0, :, : placed.entries]
+        self.place = self.backbone.now() - start
         self.ids = (*prefix.prefix_ids, *token_ids(documents))
         self.start = len(prefix.prefix_ids)
         self.recomputed = 0
 
     def composition(self) -> Composition:
-        return Composition(self.backbone, self.kv, self.ids)
+        return Composition(self.backbone, self.kv, self.ids, spare=[self._arena])
 
     def embed(self, at: Tensor) -> Tensor:
         """Embeddings of the tokens at positions `at` [s]: hidden states [1, s, hidden]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -17,37 +18,39 @@ from c2kv.methods.recompute import prefill
 from c2kv.methods.registry import refuse
 from c2kv.rotary import rotate
 
-CHECK_LAYER = 1
-
 
 class CacheBlend(Stored):
-    """Layers before CHECK_LAYER run for every document token; there, fresh values are compared
-    with the reused ones, and only the tokens that deviate most go on.
+    """Layers before the check layer run for every document token; there, fresh values are
+    compared with the reused ones, and only the tokens that deviate most go on.
 
-    shares: of the document tokens that go on from CHECK_LAYER, from the layer after it, and so
-    on; the last holds for the rest."""
+    shares: of the document tokens that go on from the check layer, from the layer after it, and
+    so on; the last holds for the rest."""
 
-    def __init__(self, name: str, library: SegmentLibrary, shares: Sequence[float]):
+    def __init__(
+        self, name: str, library: SegmentLibrary, shares: Sequence[float], check_layer: int
+    ):
         super().__init__(name, library)
         self.shares = tuple(shares)
+        self.check_layer = check_layer
 
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = prefix.backbone.now()
         reused = ReusedKV(prefix, documents, got)
+        start = prefix.backbone.now()
         backbone = prefix.backbone
         total = len(reused.ids) - reused.start
         at = torch.arange(reused.start, len(reused.ids), device=backbone.device)
-        hidden = reused.recompute(at, reused.embed(at), range(CHECK_LAYER))
-        last = CHECK_LAYER + len(self.shares) - 1
-        for layer, share in zip(range(CHECK_LAYER, backbone.num_layers), self.shares, strict=False):
+        check = self.check_layer
+        hidden = reused.recompute(at, reused.embed(at), range(check))
+        last = check + len(self.shares) - 1
+        for layer, share in zip(range(check, backbone.num_layers), self.shares, strict=False):
             chosen = self._select(reused, layer, at, hidden, round(share * total))
             at, hidden = at[chosen], hidden[:, chosen]
             stop = backbone.num_layers if layer == last else layer + 1
             hidden = reused.recompute(at, hidden, range(layer, stop))
         blend = prefix.backbone.now() - start
-        return Prefilled.of(got, reused.composition(), reused.recomputed, blend)
+        return Prefilled.of(got, reused.composition(), reused.recomputed, reused.place, blend)
 
     def _select(
         self, reused: ReusedKV, layer: int, at: Tensor, hidden: Tensor, count: int
@@ -76,8 +79,8 @@ class OracleCacheBlend(Stored):
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = prefix.backbone.now()
         reused = ReusedKV(prefix, documents, got)
+        start = prefix.backbone.now()
         exact = prefill(prefix.backbone, reused.ids).prefix
         off = (exact[:, 1] - reused.kv[:, 1])[:, :, reused.start :].float().square()
         deviation = off.sum(dim=(0, 1, 3))
@@ -87,23 +90,25 @@ class OracleCacheBlend(Stored):
         reused.recompute(at, reused.embed(at), layers)
         recomputed = reused.recomputed + len(reused.ids) * len(layers)
         blend = prefix.backbone.now() - start
-        return Prefilled.of(got, reused.composition(), recomputed, blend)
+        return Prefilled.of(got, reused.composition(), recomputed, reused.place, blend)
 
 
 def build(name: str, parameters: list[str], materials: Materials) -> Method:
-    """`cacheblend-0.15`; `-gradual`: a larger share first, shrinking to it by layer;
-    `-oracle`: chosen by a full recompute."""
+    """`cacheblend-0.15`; `-layer2`: the check layer, 1 unless given; `-gradual`: a larger share
+    first, shrinking to it by layer; `-oracle`: chosen by a full recompute."""
+    form = r"cacheblend-([\d.]+)(?:-layer(\d+))?(?:-(gradual|oracle))?"
+    match = re.fullmatch(form, name)
+    if match is None or (match[2] and match[3] == "oracle"):
+        raise refuse(name, "cacheblend")
     try:
-        share = float(parameters[0])
-    except (IndexError, ValueError):
+        share, check = float(match[1]), int(match[2] or 1)
+    except ValueError:
         raise refuse(name, "cacheblend") from None
     if not 0 <= share <= 1:
         raise ConfigError(f"method '{name}': {share} is no share of the tokens; use 0 to 1")
-    if parameters[1:] == ["oracle"]:
+    if not 1 <= check < (layers := materials.backbone.num_layers):
+        raise ConfigError(f"method '{name}': the check layer is one of 1 to {layers - 1}")
+    if match[3] == "oracle":
         return OracleCacheBlend(name, materials.full, share)
-    if parameters[1:] == ["gradual"]:
-        shares = [min(1.0, factor * share) for factor in (2.0, 1.5)]
-        return CacheBlend(name, materials.full, [*shares, share])
-    if parameters[1:]:
-        raise refuse(name, "cacheblend")
-    return CacheBlend(name, materials.full, [share])
+    larger = [min(1.0, factor * share) for factor in (2.0, 1.5)] if match[3] else []
+    return CacheBlend(name, materials.full, [*larger, share], check)

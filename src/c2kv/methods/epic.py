@@ -25,8 +25,8 @@ class Epic(Stored):
     @torch.inference_mode()
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
-        start = prefix.backbone.now()
         reused = ReusedKV(prefix, documents, got)
+        start = prefix.backbone.now()
         first = reused.start
         chosen: list[int] = []
         for segment in got.segments:
@@ -35,7 +35,7 @@ class Epic(Stored):
         at = torch.tensor(chosen, dtype=torch.long, device=prefix.backbone.device)
         reused.recompute(at, reused.embed(at), range(prefix.backbone.num_layers))
         blend = prefix.backbone.now() - start
-        return Prefilled.of(got, reused.composition(), reused.recomputed, blend)
+        return Prefilled.of(got, reused.composition(), reused.recomputed, reused.place, blend)
 
 
 def build(name: str, parameters: list[str], materials: Materials) -> Method:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Container, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from c2kv.composition import Composition
 from c2kv.document import Document
@@ -14,20 +16,23 @@ from c2kv.methods.registry import refuse
 
 
 class Hybrid(Stored):
-    """The first `count` documents (None: all) as the backbone's own KV. Order documents by
-    relevance, as a retriever does."""
+    """Some documents as the backbone's own KV. whole: their numbers from 1; those that a prompt
+    does not have are passed over."""
 
     def __init__(
-        self, name: str, full: SegmentLibrary, compressed: SegmentLibrary, count: int | None
+        self, name: str, full: SegmentLibrary, compressed: SegmentLibrary, whole: Container[int]
     ):
         super().__init__(name, compressed)
         self.full = full
-        self.count = count
+        self.whole = whole
 
     def prepare(self, documents: Sequence[Document]) -> Retrieval:
-        count = len(documents[: self.count])
-        whole = get_segments(self.full, documents[:count])
-        return whole + get_segments(self.library, documents[count:])
+        got = Retrieval()
+        numbered = enumerate(documents, 1)
+        for whole, some in groupby(numbered, key=lambda one: one[0] in self.whole):
+            library = self.full if whole else self.library
+            got = got + get_segments(library, [document for _, document in some])
+        return got
 
     def prefill(self, prefix: Composition, documents: Sequence[Document]) -> Prefilled:
         got = self.prepare(documents)
@@ -35,8 +40,15 @@ class Hybrid(Stored):
 
 
 def build(name: str, parameters: list[str], materials: Materials) -> Method:
-    (given,) = parameters if len(parameters) == 1 else ("",)
-    if given != "all" and not given.isdecimal():
+    """`hybrid-2`: the first two documents; `hybrid-at-1-3`: the first and the third;
+    `hybrid-all`."""
+    chosen = parameters[1:] if parameters[:1] == ["at"] else parameters
+    numbers = [int(given) for given in chosen if given.isdecimal()]
+    whole: Container[int]
+    if parameters == ["all"]:
+        whole = range(1, sys.maxsize)
+    elif not chosen or len(numbers) < len(chosen) or (chosen is parameters and len(chosen) > 1):
         raise refuse(name, "hybrid")
-    count = None if given == "all" else int(given)
-    return Hybrid(name, materials.full, composable(name, materials.compressed(None)), count)
+    else:
+        whole = range(1, numbers[0] + 1) if chosen is parameters else frozenset(numbers)
+    return Hybrid(name, materials.full, composable(name, materials.compressed(None)), whole)

@@ -63,13 +63,17 @@ for _name, _form, _summary in (
     ("epic", "epic-K", "reuse, with the first K tokens of every document recomputed (LegoLink)"),
     (
         "cacheblend",
-        "cacheblend-R[-gradual|-oracle]",
+        "cacheblend-R[-layerL][-gradual|-oracle]",
         "reuse, with the share R of tokens recomputed whose values deviate most",
     ),
     ("block", "block[-unchecked]", "reuse on a backbone fine-tuned for it (Block-Attention)"),
     ("naive", "naive-stride-K, naive-norm-K", "reuse of one in K entries of each document"),
     ("c2kv", "c2kv[-plain|-residual]", "an extractor's segments: k-times fewer entries"),
-    ("hybrid", "hybrid-N, hybrid-all", "the first N documents by reuse, the rest by c2kv"),
+    (
+        "hybrid",
+        "hybrid-N, hybrid-at-I-J…, hybrid-all",
+        "the first N documents, or those numbered, by reuse; the rest by c2kv",
+    ),
     ("anchor", "anchor[-joint]", "anchor tokens, which do not compose: a contrast"),
     ("random", "random", "c2kv with an untrained extractor: a control"),
 ):

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -82,17 +82,6 @@ def detect_format(source: str | Path, split: str | None = None) -> str:
     unit, rows = _open(str(source), split)
     with closing(rows):
         return _detect(str(source), unit, rows)[0]
-
-
-def raw_rows(source: str, split: str | None, limit: int | None = None) -> Iterator[Any]:
-    """The rows of a source as they are stored, of no particular format. Raises DataError at one
-    that cannot be decoded."""
-    unit, rows = _open(source, split)
-    with closing(rows):
-        for number, row, reason in islice(rows, limit):
-            if reason is not None:
-                raise DataError(str(BadRecord(source, number, reason, unit)))
-            yield row
 
 
 def _read(

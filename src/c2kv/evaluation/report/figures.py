@@ -174,7 +174,9 @@ def deviation(rows: Sequence[dict[str, Any]]) -> Any:
     axes = figure.add_subplot()
     families: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        families.setdefault(row["method"].split("-")[0], []).append(row)
+        words = row["method"].split("-")
+        family = "-".join(word for word in words if not word.replace(".", "").isdecimal())
+        families.setdefault(family, []).append(row)
     start = families.pop("reuse", [])
     colours = _colours(list(families))
     for family in families:

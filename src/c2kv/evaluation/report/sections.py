@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from c2kv.errors import DataError
 from c2kv.evaluation.longbench import IN_DISTRIBUTION
 from c2kv.evaluation.report import figures
+from c2kv.evaluation.report.join import join
 from c2kv.evaluation.run import SUMMARY, read_json
 
 
@@ -37,12 +39,9 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def read_sections(folder: Path) -> list[Section]:
-    """A run's sections, by its kind. Raises DataError when it is none, or not finished."""
-    if not (folder / SUMMARY).exists():
-        raise DataError(f"'{folder}' holds no {SUMMARY}: no run, or not run to its end yet")
-    summary = read_json(folder / SUMMARY)
-    described = summary.get("manifest", {})
+def read_sections(folders: Sequence[Path]) -> list[Section]:
+    """A section for each run, or for several that measured the same samples. Raises DataError
+    when one is no run, or not finished."""
     kinds = {
         "qa": _qa,
         "longbench": _longbench,
@@ -50,11 +49,24 @@ def read_sections(folder: Path) -> list[Section]:
         "bench": _bench,
         "deviation": _deviation,
     }
-    if described.get("kind") not in kinds:
-        raise DataError(f"run '{folder}' is of no known kind ({described.get('kind')!r})")
-    sections = kinds[described["kind"]](folder, summary)
-    first = sections[0]
-    return [Section(first.title, first.text, first.parts, _facts(described)), *sections[1:]]
+    runs = []
+    for folder in folders:
+        if not (folder / SUMMARY).exists():
+            raise DataError(f"'{folder}' holds no {SUMMARY}: no run, or not run to its end yet")
+        summary = read_json(folder / SUMMARY)
+        kind = summary.get("manifest", {}).get("kind")
+        if kind not in kinds:
+            raise DataError(f"run '{folder}' is of no known kind ({kind!r})")
+        runs.append((folder.name, summary))
+    sections = []
+    for joined in join(runs):
+        made = kinds[joined.summary["manifest"]["kind"]](joined.name, joined.summary)
+        facts: dict[str, str] = {}
+        for name, described in joined.manifests.items():
+            of = f"{name}: " if len(joined.manifests) > 1 else ""
+            facts |= {f"{of}{fact}": value for fact, value in _facts(described).items()}
+        sections.append(replace(made, facts=facts))
+    return sections
 
 
 def _facts(described: dict[str, Any]) -> dict[str, str]:
@@ -64,11 +76,14 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
     facts = {
         "model": f"{described['model']} ({digest}), {dtype}",
         "machine": f"{machine['device']}, {machine['cores']} cores, {machine['processor']}",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
     }
-    extractors = sorted(set(described["extractors"].values()))
+    extractors = {
+        f"{one['variant']}, k = {one['ratio']} ({one['digest'][:12]})"
+        for one in described["extractors"].values()
+    }
     if extractors:
-        facts["extractors"] = ", ".join(digest[:12] for digest in extractors)
+        facts["extractors"] = "; ".join(sorted(extractors))
     if described["untrained"]:
         facts["untrained"] = f"{', '.join(described['untrained'])}: these scores mean nothing"
     if described.get("fine_tuned"):
@@ -83,7 +98,7 @@ def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _qa(folder: Path, summary: dict[str, Any]) -> list[Section]:
+def _qa(name: str, summary: dict[str, Any]) -> Section:
     mean, sets = summary["mean"], summary["sets"]
     columns = (
         ("f1", "F1", 1),
@@ -112,24 +127,38 @@ def _qa(folder: Path, summary: dict[str, Any]) -> list[Section]:
         "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
         "token; KL and top-1 agreement are with full recompute, along its own answer."
     )
-    figure = figures.svg(figures.scores({name: one.get("f1", 0.0) for name, one in mean.items()}))
+    figure = figures.svg(figures.scores({n: one["f1"] for n, one in mean.items() if "f1" in one}))
     alt = "F1 by condition, mean of the sets"
     questions = ", ".join(f"{name} {count}" for name, count in scored.items())
-    return [
-        Section(
-            f"Question answering: {folder.name}",
-            f"{text} Questions: {questions}.",
-            (
-                Figure(figure, alt),
-                Table(("mean of the sets", *(title for _, title, _ in columns)), rows),
-                Table(("F1", *names), by_set),
-                Table(("NLL", *names), nlls),
-            ),
-        )
+    return Section(
+        f"Question answering: {name}",
+        f"{text} Questions: {questions}.{_failures(sets)}",
+        (
+            Figure(figure, alt),
+            Table(("mean of the sets", *(title for _, title, _ in columns)), rows),
+            Table(("F1", *names), by_set),
+            Table(("NLL", *names), nlls),
+        ),
+    )
+
+
+def _failures(sets: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """A sentence on samples that failed, which no score counts; nothing where none did."""
+    failed = [
+        f"{name} {one['failed']:.0f} of {one['failed'] + one['scored']:.0f} under {condition}"
+        for name, by in sets.items()
+        for condition, one in by.items()
+        if one["failed"]
     ]
+    if not failed:
+        return ""
+    return (
+        f" FAILED samples are in no score, and scores with failures are over fewer samples than "
+        f"the others: {'; '.join(failed)}."
+    )
 
 
-def _longbench(folder: Path, summary: dict[str, Any]) -> list[Section]:
+def _longbench(name: str, summary: dict[str, Any]) -> Section:
     tasks, described = summary["tasks"], summary["manifest"]
     methods = tuple(described["conditions"])
     rows = []
@@ -152,21 +181,20 @@ def _longbench(folder: Path, summary: dict[str, Any]) -> list[Section]:
         "method keeps made before, in memory."
     )
     cut = sum(max(one.get("cut", 0) for one in scores.values()) for scores in tasks.values())
+    text += _failures(tasks)
     if cut:
         text += f" {cut} prompts were too long for the model and were cut in the middle."
-    return [
-        Section(
-            f"LongBench: {folder.name}",
-            text,
-            (
-                Table(("task", "samples", *methods), tuple(rows), note),
-                Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
-            ),
-        )
-    ]
+    return Section(
+        f"LongBench: {name}",
+        text,
+        (
+            Table(("task", "samples", *methods), tuple(rows), note),
+            Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
+        ),
+    )
 
 
-def _probes(folder: Path, summary: dict[str, Any]) -> list[Section]:
+def _probes(name: str, summary: dict[str, Any]) -> Section:
     scores = summary["found"]
     groups = tuple(next(iter(scores.values()), {}))
     rows = tuple(
@@ -176,10 +204,12 @@ def _probes(folder: Path, summary: dict[str, Any]) -> list[Section]:
         "A code, a number or a name planted in a document, and asked for: percent found to the "
         "letter, by kind, by where its document stands, and by whether it ends where a block does."
     )
-    return [Section(f"Exact strings: {folder.name}", text, (Table(("% found", *groups), rows),))]
+    if summary["failed"]:
+        text += f" {summary['failed']} samples FAILED and are not counted."
+    return Section(f"Exact strings: {name}", text, (Table(("% found", *groups), rows),))
 
 
-def _bench(folder: Path, summary: dict[str, Any]) -> list[Section]:
+def _bench(name: str, summary: dict[str, Any]) -> Section:
     costs = summary["costs"]
     rows = tuple(
         (
@@ -190,12 +220,12 @@ def _bench(folder: Path, summary: dict[str, Any]) -> list[Section]:
             _seconds(c["ready"]["median"]),
             f"{c['speedup']:.1f}",
             _seconds(c["disk"]["median"]) if c["disk"] else "–",
-            _seconds(c["cold"]),
+            _seconds(c["cold"]["median"]) if c["cold"] else "–",
             _seconds(c["question"]),
             f"{c['decode_tokens_per_second']:.1f}",
             _mega(c["peak_bytes"]),
             _mega(c["stored_bytes"]),
-            "never" if c["break_even"] is None else f"{c['break_even']:.1f}",
+            _paid(c),
         )
         for c in costs
     )
@@ -204,24 +234,31 @@ def _bench(folder: Path, summary: dict[str, Any]) -> list[Section]:
         *("question", "tokens/s", "peak MB", "stored MB", "pays after"),
     )
     text = (
-        "Medians of interleaved repeats. TTFT: from the request to the documents' KV ready, kept "
-        "state in memory; disk: in the store; cold: nothing kept. × faster: than full recompute. "
+        "Medians of interleaved repeats (peak: of one answer). TTFT: from the request to the "
+        "documents' KV ready, kept state in memory; disk: in the store; cold: nothing kept. "
+        "× faster: than full recompute. "
         "pays after: requests until preparing once beats full recompute."
     )
-    return [
-        Section(
-            f"What a request costs: {folder.name}",
-            text,
-            (
-                Figure(figures.svg(figures.breakdown(costs)), "parts of TTFT by method"),
-                Figure(
-                    figures.svg(figures.growth(costs)),
-                    "TTFT, memory and decode rate over context length",
-                ),
-                Table(header, rows),
+    for one in summary["failed"]:
+        text += f" FAILED: {one['tokens']} tokens in {one['documents']} documents: {one['error']}."
+    return Section(
+        f"What a request costs: {name}",
+        text,
+        (
+            Figure(figures.svg(figures.breakdown(costs)), "parts of TTFT by method"),
+            Figure(
+                figures.svg(figures.growth(costs)),
+                "TTFT, memory and decode rate over context length",
             ),
-        )
-    ]
+            Table(header, rows),
+        ),
+    )
+
+
+def _paid(cost: dict[str, Any]) -> str:
+    if cost["break_even"] is None:
+        return "never" if cost["cold"] else "–"
+    return f"{cost['break_even']:.1f}"
 
 
 def _seconds(value: float) -> str:
@@ -232,7 +269,7 @@ def _mega(value: int | None) -> str:
     return "–" if value is None else f"{value / 1e6:.1f}"
 
 
-def _deviation(folder: Path, summary: dict[str, Any]) -> list[Section]:
+def _deviation(name: str, summary: dict[str, Any]) -> Section:
     rows = summary["methods"]
     table = tuple(
         (r["method"], f"{100 * r['recomputed']:.1f}", f"{r['deviation']:.4f}") for r in rows
@@ -242,13 +279,11 @@ def _deviation(folder: Path, summary: dict[str, Any]) -> list[Section]:
         f"share of the work it computes online ({summary['source_tokens']} tokens)."
     )
     drawing = figures.svg(figures.deviation(rows))
-    return [
-        Section(
-            f"KV deviation: {folder.name}",
-            text,
-            (
-                Figure(drawing, "KV deviation over the share recomputed"),
-                Table(("method", "recomputed %", "deviation"), table),
-            ),
-        )
-    ]
+    return Section(
+        f"KV deviation: {name}",
+        text,
+        (
+            Figure(drawing, "KV deviation over the share recomputed"),
+            Table(("method", "recomputed %", "deviation"), table),
+        ),
+    )

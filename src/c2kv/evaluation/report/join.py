@@ -1,0 +1,61 @@
+"""Runs over the same samples become one table: other extractors, backbones, or models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# What two runs must share for their scores to stand side by side.
+_SAME = {
+    "qa": ("data", "limit", "per_question", "seed", "max_new_tokens"),
+    "longbench": ("protocol", "limit", "max_length", "samples"),
+}
+_SCORES = {"qa": "sets", "longbench": "tasks"}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A summary with the conditions of one or several runs, and the manifest of each by name."""
+
+    summary: dict[str, Any]
+    manifests: dict[str, dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return " + ".join(self.manifests)
+
+
+def join(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[Joined]:
+    """Runs (name, summary) joined where they can be, in the order of the first of each. A
+    condition that several have is named with its run."""
+    groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for number, (name, summary) in enumerate(runs):
+        described = summary["manifest"]
+        shared = [described.get(key) for key in _SAME.get(described["kind"], ())]
+        key = json.dumps([described["kind"], shared or number], sort_keys=True)
+        groups.setdefault(key, []).append((name, summary))
+    return [_one(group) for group in groups.values()]
+
+
+def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
+    manifests = {name: summary["manifest"] for name, summary in group}
+    if len(group) == 1:
+        return Joined(group[0][1], manifests)
+    scores = _SCORES[group[0][1]["manifest"]["kind"]]
+    times = Counter(c for _, summary in group for c in summary["manifest"]["conditions"])
+    conditions: list[str] = []
+    mean: dict[str, Any] = {}
+    sets: dict[str, dict[str, Any]] = {name: {} for name in group[0][1][scores]}
+    for run, summary in group:
+        for condition in summary["manifest"]["conditions"]:
+            named = condition if times[condition] == 1 else f"{condition} ({run})"
+            conditions.append(named)
+            if condition in summary["mean"]:
+                mean[named] = summary["mean"][condition]
+            for name, by_condition in summary[scores].items():
+                sets[name][named] = by_condition[condition]
+    described = {**group[0][1]["manifest"], "conditions": conditions}
+    return Joined({"manifest": described, scores: sets, "mean": mean}, manifests)
