@@ -41,4 +41,4 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 bench: $(READY)
-	for name in compose extract ttft methods; do $(BIN)/python benchmarks/$$name.py --check || exit 1; done
+	for name in compose extract ttft methods train_step; do $(BIN)/python benchmarks/$$name.py --check || exit 1; done

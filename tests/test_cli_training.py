@@ -5,7 +5,7 @@ import json
 import pytest
 
 from c2kv.cli.main import main
-from test_training import data  # noqa: F401
+from test_training import cache, data  # noqa: F401
 from tiny import tiny_model
 
 pytestmark = pytest.mark.embedded

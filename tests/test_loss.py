@@ -79,6 +79,16 @@ def test_distillation_moves_the_loss_from_the_answer_to_full_recompute(llama):
             group_loss(llama, extractor, GROUP, distill=share)[0] for share in (0.0, 1.0, 0.25)
         )
     assert kl > 0 and mixed.item() == pytest.approx(0.75 * answer.item() + 0.25 * kl.item())
+    with torch.no_grad():
+        kvs = dict(enumerate(extract(llama, extractor, DOCUMENTS, 4)))
+        prefix = loss_module.prefix_kv(llama, PREFIX)
+        rows = [loss_module.compose(llama, prefix, kvs, GROUP, q, 4) for q in QUESTIONS]
+        student = loss_module.answer_logits(llama, rows, QUESTIONS)[0].softmax(-1)
+        teacher = loss_module.recomputed_logits(llama, GROUP)[0].softmax(-1)
+    # Of the teacher's distribution: where it is sure, the student is to be.
+    expected = (teacher * (teacher.log() - student.log())).sum()
+    assert kl.item() == pytest.approx(expected.item(), rel=1e-3)
+    assert abs(kl - (student * (student.log() - teacher.log())).sum()) > 0.01 * kl
 
 
 def test_distilling_from_an_exact_copy_costs_nothing(llama, monkeypatch):

@@ -513,6 +513,18 @@ def test_a_tracker_that_is_not_installed_is_named(backbone, recipe, monkeypatch)
         Trainer(recipe(trackers=("wandb",)), backbone)
 
 
+def test_a_backbone_that_changes_spoils_the_run(embedded, recipe):
+    model = tiny_model("llama", vocab_size=len(embedded.tokenizer))
+    backbone = Backbone(model, embedded.tokenizer, "tiny")
+    trainer = Trainer(recipe(dev=(), stages=(Stage(2),)), backbone)
+    trainer.train(until=1)
+    with torch.no_grad():
+        backbone.layers[1].mlp.up_proj.weight[0, 0] += 1
+    with pytest.raises(TrainingError, match="backbone changed"):
+        trainer.train()
+    assert not (trainer.output / "extractor").exists()
+
+
 def test_each_ratio_has_dev_scores(backbone, recipe):
     trainer = Trainer(recipe(ratio=4, ratios=(2, 4), stages=(Stage(1),), warmup_steps=0), backbone)
     trainer.train()
