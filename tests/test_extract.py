@@ -6,6 +6,7 @@ import torch
 from c2kv.errors import ConfigError, DocumentError
 from c2kv.extractor import Extractor, extract
 from c2kv.extractor import flow as flow_module
+from c2kv.extractor.flow import attend
 from conftest import backbone_of, noisy_extractor, random_ids
 from oracle import extract_dense, extraction_pass, visibility
 
@@ -65,23 +66,20 @@ def test_gradients_match_the_oracle(backbone, variant):
 
 def test_source_tokens_are_the_backbones_own_bit_for_bit(backbone, monkeypatch):
     ids = random_ids(53)
-    states = []
-    original = backbone.run_layer
+    seen = []
 
-    def spy(index, hidden, angles):
-        out = original(index, hidden, angles)
-        states.append((hidden, out[1], out[2]))
-        return out
+    def spy(queries, keys, values, source_keys, source_values, *rest):
+        seen.append((source_keys, source_values))
+        return attend(queries, keys, values, source_keys, source_values, *rest)
 
-    monkeypatch.setattr(backbone, "run_layer", spy)
+    monkeypatch.setattr("c2kv.extractor.extract.attend", spy)
     extract(backbone, noisy_extractor(backbone, 4), [ids])
     plain = backbone.model(torch.tensor([ids]), output_hidden_states=True, use_cache=True)
     cache = getattr(plain, "cache", None) or plain.past_key_values
-    assert len(states) == backbone.num_layers - 1
-    for index, (hidden, keys, values) in enumerate(states):
-        assert torch.equal(hidden, plain.hidden_states[index])
-        assert torch.equal(keys, cache.layers[index].keys)
-        assert torch.equal(values, cache.layers[index].values)
+    assert len(seen) == backbone.num_layers - 1  # of the last layer none are read
+    for layer, (keys, values) in zip(cache.layers, seen, strict=False):
+        assert torch.equal(keys, layer.keys)
+        assert torch.equal(values, layer.values)
 
 
 def test_the_oracle_leaves_source_tokens_alone_too(backbone):

@@ -58,13 +58,17 @@ def extract(
     for index, heads in enumerate(extractor.layers):
         assert isinstance(heads, QKVHeads)
         if index == backbone.num_layers - 1:
-            # Nothing reads hidden states after the last layer's keys and values.
+            # Nothing reads C2Tokens' hidden states after the last layer's keys and values,
             _, keys, values = project(backbone, index, heads, carry)
         else:
             with torch.no_grad():
-                source, source_keys, source_values = backbone.run_layer(
-                    index, source, source_angles
-                )
+                if index == backbone.num_layers - 2:  # nor source tokens after these keys, values
+                    source_keys, source_values = backbone.project_kv(index, source)
+                    source_keys = rotate(source_keys, *(t[:, None] for t in source_angles))
+                else:
+                    source, source_keys, source_values = backbone.run_layer(
+                        index, source, source_angles
+                    )
             seen = (source_keys, source_values, carry_angles)
             carry, keys, values = step(_step, backbone, index, heads, layout, flow, carry, *seen)
         kept.append(torch.stack((keys, values), dim=1))
