@@ -1,5 +1,7 @@
 """Extraction agrees with the dense single-pass oracle, and never disturbs source tokens."""
 
+import sys
+
 import pytest
 import torch
 
@@ -72,7 +74,7 @@ def test_source_tokens_are_the_backbones_own_bit_for_bit(backbone, monkeypatch):
         seen.append((source_keys, source_values))
         return attend(queries, keys, values, source_keys, source_values, *rest)
 
-    monkeypatch.setattr("c2kv.extractor.extract.attend", spy)
+    monkeypatch.setattr(sys.modules["c2kv.extractor.extract"], "attend", spy)
     extract(backbone, noisy_extractor(backbone, 4), [ids])
     plain = backbone.model(torch.tensor([ids]), output_hidden_states=True, use_cache=True)
     cache = getattr(plain, "cache", None) or plain.past_key_values
