@@ -20,7 +20,10 @@ def test_the_python_example_runs_and_is_short(tmp_path, monkeypatch, capsys, emb
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
-    assert "untrained=True" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "untrained=False" in shown
+    said = re.search(r"# (\w+) Report", code)
+    assert said and shown.startswith(f"{said[1]} Report(method='c2kv'")
     assert list((tmp_path / "segments").rglob("*.safetensors"))
 
 

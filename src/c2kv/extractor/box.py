@@ -8,7 +8,7 @@ from c2kv.extractor.config import CONFIG_FILE, ExtractorConfig
 
 FOLDER = Path(__file__).parents[1] / "extractors"
 # The one to prefer for a backbone comes first.
-NAMES: tuple[str, ...] = ()
+NAMES: tuple[str, ...] = ("smollm2-135m-residual-k4",)
 
 
 def box() -> dict[str, Path]:
