@@ -85,6 +85,16 @@ def test_every_point_begins_with_nothing_stored_and_memory_is_memory(engine):
         measure(small, ["recompute", "reuse"], 300, 2, 1)
 
 
+def test_cold_requests_leave_nothing_in_the_store(engine):
+    measure(engine, ["recompute", "reuse", "c2kv"], 200, 2, 2)
+    kept = {entry.key for entry in engine.libraries.store.entries()}
+    for method in ("reuse", "c2kv"):
+        engine.forget()
+        assert engine.prefill(random_documents(engine, 200, 2), method).from_disk
+    # The warm-up's, and those measured: of reuse and of c2kv.
+    assert len(kept) == 2 * 2 * len({p for d in random_documents(engine, 200, 2) for p in d.pieces})
+
+
 def test_what_makes_no_comparison_is_refused(engine):
     with pytest.raises(ConfigError, match="add recompute"):
         measure(engine, ["reuse"], 100, 2)

@@ -292,7 +292,7 @@ def test_documents_in_a_batch_or_alone_give_the_same(backbone, name):
         *("epic", "epic-x", "epic-3-4", "cacheblend", "cacheblend-a", "cacheblend-0.1-magic"),
         *("cacheblend-.-layer1", "cacheblend-0.1-layer2-oracle", "naive-4", "naive-stride"),
         *("reuse-1", "recompute-1", "c2kv-fancy", "random-1", "block-loosely", "naive-norm--2"),
-        *("hybrid", "hybrid-x", "hybrid-at", "hybrid-1-2"),
+        *("hybrid", "hybrid-x", "hybrid-at", "hybrid-at-0", "hybrid-1-2"),
     ],
 )
 def test_wrong_parameters_say_how_names_are_written(llama, name):

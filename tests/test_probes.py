@@ -106,6 +106,8 @@ def test_a_config_may_name_several_extractors(tmp_path):
     path.write_text("extractor: [one, two]\n")
     args = build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
     assert args.extractor == ["one", "two"]
+    given = ["eval", "longbench", "--config", str(path), "-x", "three", "-x", "four", "data"]
+    assert build_parser().parse_args(given).extractor == ["three", "four"]  # what is given wins
     path.write_text("extractor: one\n")
     args = build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
     assert args.extractor == ["one"]

@@ -147,6 +147,28 @@ def test_runs_over_the_same_samples_share_a_table(runs, tmp_path):
     assert len(read_sections([Path(longbench), other])) == 2
 
 
+def test_runs_of_one_name_are_told_apart(runs, tmp_path):
+    longbench = Path(runs[1])
+    summary = json.loads((longbench / "summary.json").read_text())
+    summary["tasks"]["hotpotqa"]["c2kv"]["score"] = 77.77
+    other = tmp_path / "b" / longbench.name
+    other.mkdir(parents=True)
+    (other / "summary.json").write_text(json.dumps(summary))
+    (section,) = read_sections([longbench, other])
+    (table,) = [part for part in section.parts if isinstance(part, Table)]
+    assert table.rows[0][2:] == ("12.34", "13.34", "12.34", "77.77")
+    assert f"c2kv ({other})" in table.header
+
+
+def test_a_bench_without_a_point_is_a_report_too(runs):
+    (folder,) = [Path(run) for run in runs if run.endswith("my-bench")]
+    summary = json.loads((folder / "summary.json").read_text())
+    failed = [{"tokens": 9, "documents": 1, "error": "CUDA out of memory."}]
+    (folder / "summary.json").write_text(json.dumps({**summary, "costs": [], "failed": failed}))
+    (section,) = read_sections([folder])
+    assert not section.parts and "9 tokens in 1 documents: CUDA out of memory" in section.text
+
+
 def test_failures_are_told_and_what_has_no_score_has_no_bar(runs):
     folder = Path(runs[0])
     summary = json.loads((folder / "summary.json").read_text())

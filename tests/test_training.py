@@ -286,6 +286,15 @@ def test_no_question_has_two_turns_before_all_had_one(backbone, data):
     assert asked[:16] != asked[16:32]
 
 
+def test_warm_ups_draw_from_what_questions_are_answered_from(backbone, tmp_path):
+    """Other passages may be held out: only as an answer's source is a record dropped for one."""
+    path = long_document(tmp_path, PLACES, asked=[("Aldwick", "Aldwick")])
+    sampler, _ = sampler_with(backbone, path, 512, passages=8, passage_tokens=12)
+    decode = backbone.tokenizer.decode
+    drawn = [decode(d) for i in range(4) for d in sampler.passages(i, True).documents]
+    assert len(drawn) == 32 and not any("Hay" in text for text in drawn)
+
+
 def test_warm_up_samples_ask_for_their_own_passage(backbone, data):
     sampler = sampler_of(backbone, data, passages=4, passage_tokens=10)
     for group in (sampler.passages(i, repeat=True) for i in range(5)):
@@ -489,7 +498,7 @@ def test_a_loss_that_is_not_finite_at_once_says_that_nothing_was_saved(backbone,
     trainer = Trainer(recipe(dev=()), backbone)
     with torch.no_grad():
         trainer.subject.extractor.layers[0].k_proj.weight.fill_(float("nan"))
-    with pytest.raises(TrainingError, match="step 0; no checkpoint was made yet: train anew"):
+    with pytest.raises(TrainingError, match="at step 0; train anew, in another output"):
         trainer.train()
     with pytest.raises(TrainingError, match="holds an earlier run"):  # its metrics
         Trainer(recipe(), backbone)

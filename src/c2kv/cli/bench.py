@@ -18,6 +18,7 @@ from c2kv.cli.common import (
     table,
     whole_number,
 )
+from c2kv.errors import ConfigError
 
 _METHODS = "recompute,reuse,epic-32,cacheblend-0.15,c2kv"
 
@@ -73,6 +74,8 @@ def _run(args: argparse.Namespace) -> int:
     from c2kv.evaluation.latency import measure
     from c2kv.evaluation.run import SUMMARY, first_line, manifest, write_json
 
+    if "recompute" not in args.methods:
+        raise ConfigError("speedups are against full recompute; add recompute to --methods")
     engine = load_engine(args)
     points = [(tokens, count) for tokens in args.tokens for count in args.counts]
     work = len(points) * len(args.methods) * ((3 - args.no_cold) * args.repeats + 1)

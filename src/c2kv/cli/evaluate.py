@@ -46,6 +46,14 @@ def add_commands(commands: Any) -> None:
         )
 
 
+class _Given(list[str]):
+    """A config's values of an option that may be repeated: those of the command line replace
+    them."""
+
+    def __copy__(self) -> list[str]:  # argparse appends to a copy
+        return []
+
+
 class _Config(argparse.Action):
     """Sets the options that a YAML file gives, as if they stood here on the command line."""
 
@@ -73,7 +81,7 @@ class _Config(argparse.Action):
             ):
                 parser.error(f"config '{values}': {name}: {value!r} is not one of its values")
             if isinstance(known[name], argparse._AppendAction):
-                setattr(namespace, name, value if isinstance(value, list) else [value])
+                setattr(namespace, name, _Given(value if isinstance(value, list) else [value]))
                 continue
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             parse = known[name].type

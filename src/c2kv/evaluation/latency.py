@@ -111,6 +111,9 @@ def measure(
         _request(engine, small, method, "nowhere")
     runs = {(source, m): list[dict[str, Any]]() for source in SOURCES for m in methods}
 
+    store = engine.libraries.store
+    before = set() if store is None else {entry.key for entry in store.entries()}
+
     def take_turns(source: str) -> None:
         for _ in range(repeats):
             for method in methods:
@@ -120,6 +123,10 @@ def measure(
                 if source != "memory":
                     engine.forget()
                 runs[source, method].append(_request(engine, asked, method, source))
+                if source == "nowhere" and store is not None:  # nothing reads it again
+                    for entry in store.entries():
+                        if entry.key not in before:
+                            store.remove(entry.key)
                 progress()
 
     if cold:
@@ -127,7 +134,7 @@ def measure(
     engine.forget()
     stored = {method: engine.extract(documents, method).nbytes for method in methods}
     take_turns("memory")
-    if engine.libraries.store is not None:
+    if store is not None:
         take_turns("disk")
     costs = {}
     for method in methods:
@@ -208,7 +215,9 @@ def _request(
 
 
 def _peak_bytes(engine: Engine, documents: Sequence[Document], method: str) -> int | None:
-    """The most memory that an answer takes, from the request on."""
+    """The most memory that an answer takes, from the request on, with what the method keeps in
+    memory before."""
+    engine.extract(documents, method)
     with _peak(engine.backbone.device) as peak:
         got = engine.prefill(documents, method)
         decode(got.composition, [[0] * _QUESTION_TOKENS], DecodingOptions(max_new_tokens=2))

@@ -66,7 +66,7 @@ def answer_official(
         )
         ids = tokenizer(text, add_special_tokens=False).input_ids
     start = backbone.now()
-    got = prefill(backbone, ids[:-1])
+    got = prefill(backbone, ids[:-1], room=1 + this.max_new_tokens)
     blend = backbone.now() - start
     row = _decode(engine, name, record, got, ids[-1:])
     return {**row, "condition": "recompute", "cut_tokens": cut, "ttft": row["ttft"] + blend}

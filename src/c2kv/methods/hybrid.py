@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Container, Sequence
 from dataclasses import replace
@@ -42,13 +43,10 @@ class Hybrid(Stored):
 def build(name: str, parameters: list[str], materials: Materials) -> Method:
     """`hybrid-2`: the first two documents; `hybrid-at-1-3`: the first and the third;
     `hybrid-all`."""
-    chosen = parameters[1:] if parameters[:1] == ["at"] else parameters
-    numbers = [int(given) for given in chosen if given.isdecimal()]
-    whole: Container[int]
-    if parameters == ["all"]:
-        whole = range(1, sys.maxsize)
-    elif not chosen or len(numbers) < len(chosen) or (chosen is parameters and len(chosen) > 1):
+    match = re.fullmatch(r"hybrid-(?:all|(\d+)|at((?:-[1-9]\d*)+))", name)
+    if match is None:
         raise refuse(name, "hybrid")
-    else:
-        whole = range(1, numbers[0] + 1) if chosen is parameters else frozenset(numbers)
+    whole: Container[int] = range(1, 1 + int(match[1] or sys.maxsize - 1))
+    if match[2]:
+        whole = frozenset(map(int, match[2][1:].split("-")))
     return Hybrid(name, materials.full, composable(name, materials.compressed(None)), whole)

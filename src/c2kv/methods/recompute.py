@@ -15,7 +15,7 @@ from c2kv.methods.base import Materials, Method, Prefilled
 from c2kv.methods.registry import refuse
 
 # Entries kept free behind what is computed online, for a question and its answer.
-SPARE_ROOM = 512
+SPARE_ROOM = 1024
 
 
 class Recompute:

@@ -69,9 +69,9 @@ class Recipe:
     may start from one), whose share of the block's mean falls to nothing over so many steps;
     ratios: drawn per sample when given (one extractor for
     several ratios); groups: groups of questions in a step, over all processes; documents: fewest
-    and most in a sample; exclude: evaluation data, whose passages and questions are dropped from
-    the training data; distill: share of the loss that follows full recompute's distribution
-    instead of the answer; gradient_checkpointing: less memory for about a third more computation;
+    and most in a sample; exclude: evaluation data, whose questions, and passages that answer them,
+    are neither asked nor answered from in training; distill: share of the loss that follows full
+    recompute's distribution instead of the answer; gradient_checkpointing: less memory for about a third more computation;
     shard: spread the frozen backbone over the processes (FSDP) instead of holding all of it in
     each; trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
 

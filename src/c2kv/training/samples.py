@@ -181,11 +181,13 @@ class Sampler:
         return Group(tuple(pieces), tuple(questions))
 
     def _passage(self, rng: random.Random, tokens: int, cut: int) -> tuple[str, str]:
-        """A stretch of at most `tokens` tokens of some document, and what follows its first
-        `cut` of them (or its first half, if it is shorter)."""
+        """A stretch of at most `tokens` tokens of a document that answers a question (others may
+        be held out), and what follows its first `cut` of them (or its first half, if it is
+        shorter)."""
         while True:
             corpus, family = self._draw(rng)
-            ids = self._tokens(corpus.passage(rng.choice(family.passages)).text)
+            answering = [family.passages[i] for i in _gold(family, family.questions)]
+            ids = self._tokens(corpus.passage(rng.choice(answering)).text)
             start = rng.randrange(max(1, len(ids) - tokens))
             ids = ids[start : start + tokens]
             at = min(cut, len(ids) // 2) if tokens > cut else len(ids)

@@ -168,7 +168,7 @@ class Trainer:
     def probe(self) -> float:
         """Seconds that the losses and gradients of a run's steps take, from a step of each stage
         (its second, as what is done once counts for little); nothing is changed."""
-        total, self.step = 0.0, 0
+        total, stands, self.step = 0.0, self.step, 0
         for stage in self.recipe.stages:
             for _ in range(2):
                 start = self.backbone.now()
@@ -180,7 +180,7 @@ class Trainer:
                 self.optimizer.zero_grad()
             total += seconds * stage.steps
             self.step += stage.steps
-        self.step = 0
+        self.step = stands
         return total
 
     def evaluate(self) -> None:
@@ -244,8 +244,8 @@ class Trainer:
 
     def _not_finite(self, what: str, value: float) -> TrainingError:
         saved = checkpoints(self.recipe)
-        advice = "no checkpoint was made yet: train anew with a lower learning rate or clip"
-        if saved:
+        advice = "train anew, in another output, with a lower learning rate or clip"
+        if saved and self.recipe.trains == "extractor" and not self.recipe.anneal:
             advice = (
                 f"the last good checkpoint is '{saved[-1]}': go on from it in another run, with "
                 "start=…, another output and a lower learning rate"

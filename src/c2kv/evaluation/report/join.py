@@ -10,8 +10,8 @@ from typing import Any
 
 # What two runs must share for their scores to stand side by side.
 _SAME = {
-    "qa": ("data", "limit", "per_question", "seed", "max_new_tokens"),
-    "longbench": ("protocol", "limit", "max_length", "samples"),
+    "qa": ("data", "segment_tokens", "limit", "per_question", "seed", "max_new_tokens"),
+    "longbench": ("protocol", "segment_tokens", "limit", "max_length", "samples"),
 }
 _SCORES = {"qa": "sets", "longbench": "tasks"}
 

@@ -57,7 +57,8 @@ def read_sections(folders: Sequence[Path]) -> list[Section]:
         kind = summary.get("manifest", {}).get("kind")
         if kind not in kinds:
             raise DataError(f"run '{folder}' is of no known kind ({kind!r})")
-        runs.append((folder.name, summary))
+        same = sum(other.name == folder.name for other in folders)
+        runs.append((folder.name if same == 1 else str(folder), summary))
     sections = []
     for joined in join(runs):
         made = kinds[joined.summary["manifest"]["kind"]](joined.name, joined.summary)
@@ -88,7 +89,7 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
         facts["untrained"] = f"{', '.join(described['untrained'])}: these scores mean nothing"
     if described.get("fine_tuned"):
         facts["fine-tuned for blocks"] = described["fine_tuned"]
-    for name in ("limit", "per_question", "seed", "protocol", "repeats"):
+    for name in ("segment_tokens", "limit", "per_question", "seed", "protocol", "repeats"):
         if described.get(name) is not None:
             facts[name.replace("_", " ")] = str(described[name])
     return facts
@@ -241,6 +242,8 @@ def _bench(name: str, summary: dict[str, Any]) -> Section:
     )
     for one in summary["failed"]:
         text += f" FAILED: {one['tokens']} tokens in {one['documents']} documents: {one['error']}."
+    if not costs:
+        return Section(f"What a request costs: {name}", text)
     return Section(
         f"What a request costs: {name}",
         text,
