@@ -1,8 +1,9 @@
 """Extraction against plain prefill of the same tokens, and its extra memory over length.
 
 Bar: at 1,024 tokens and ratio 4, at least 0.70 of prefill's tokens/s (about 0.85 is the limit: a
-quarter more tokens pass the layers, source tokens all but the last two). Peak extra memory is measured in a fresh process each, so
-that one length does not hide the other; it must grow no faster than linearly.
+quarter more tokens pass the layers, source tokens all but the last two). Peak extra memory is
+measured in a fresh process each, so that one length does not hide the other; it must grow no faster
+than linearly.
 """
 
 import json

@@ -71,9 +71,9 @@ class Recipe:
     several ratios); groups: groups of questions in a step, over all processes; documents: fewest
     and most in a sample; exclude: evaluation data, whose questions, and passages that answer them,
     are neither asked nor answered from in training; distill: share of the loss that follows full
-    recompute's distribution instead of the answer; gradient_checkpointing: less memory for about a third more computation;
-    shard: spread the frozen backbone over the processes (FSDP) instead of holding all of it in
-    each; trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
+    recompute's distribution instead of the answer; gradient_checkpointing: less memory for about
+    a third more computation; shard: spread the frozen backbone over the processes (FSDP)
+    instead of holding all of it in each; trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
 
     model: str
     data: tuple[DataSource, ...]
