@@ -73,7 +73,8 @@ class Recipe:
     are neither asked nor answered from in training; distill: share of the loss that follows full
     recompute's distribution instead of the answer; gradient_checkpointing: less memory for about
     a third more computation; shard: spread the frozen backbone over the processes (FSDP)
-    instead of holding all of it in each; trackers: of Accelerate (`tensorboard`, `wandb`), beside `metrics.jsonl`."""
+    instead of holding all of it in each; trackers: of Accelerate (`tensorboard`, `wandb`), beside
+    `metrics.jsonl`."""
 
     model: str
     data: tuple[DataSource, ...]
