@@ -17,6 +17,7 @@ pytest.importorskip("matplotlib")
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 MANIFEST = {
+    "format": 1,
     "versions": {"c2kv": "0.1", "torch": "2.13"},
     "machine": {"processor": "x86", "cores": 2, "threads": 2, "device": "cpu"},
     "model": "a model <b>",
@@ -191,7 +192,10 @@ def test_variants_of_a_method_have_lines_of_their_own():
 def test_what_is_no_finished_run_is_named(tmp_path):
     with pytest.raises(DataError, match="not run to its end"):
         read_sections([tmp_path])
-    (tmp_path / "summary.json").write_text('{"manifest": {"kind": "magic"}}')
+    (tmp_path / "summary.json").write_text('{"manifest": {"kind": "qa"}}')
+    with pytest.raises(DataError, match="format None and this c2kv reads 1"):
+        read_sections([tmp_path])
+    (tmp_path / "summary.json").write_text('{"manifest": {"format": 1, "kind": "magic"}}')
     with pytest.raises(DataError, match="'magic'"):
         read_sections([tmp_path])
 

@@ -18,6 +18,7 @@ from c2kv.evaluation.conditions import Condition
 from c2kv.methods.block import CONFIG_KEY
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
+FORMAT = 1  # of manifests, samples and summaries: raised when what they hold changes
 # What may differ between a run and its continuation. (Not the machine: a run has timings.)
 _INCIDENTAL = ("versions",)
 
@@ -30,6 +31,7 @@ def manifest(
 
     makers = {c.name: engine.method(c.method).maker for c in conditions if c.control != "noctx"}
     return {
+        "format": FORMAT,
         "versions": {name: _version(name) for name in _PACKAGES},
         "machine": {
             "processor": _processor(),

@@ -11,7 +11,7 @@ from c2kv.errors import DataError
 from c2kv.evaluation.longbench import IN_DISTRIBUTION
 from c2kv.evaluation.report import figures
 from c2kv.evaluation.report.join import join
-from c2kv.evaluation.run import SUMMARY, read_json
+from c2kv.evaluation.run import FORMAT, SUMMARY, read_json
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,13 @@ def read_sections(folders: Sequence[Path]) -> list[Section]:
         if not (folder / SUMMARY).exists():
             raise DataError(f"'{folder}' holds no {SUMMARY}: no run, or not run to its end yet")
         summary = read_json(folder / SUMMARY)
-        kind = summary.get("manifest", {}).get("kind")
+        made_as = summary.get("manifest", {}).get("format")
+        if made_as != FORMAT:
+            raise DataError(
+                f"run '{folder}' has format {made_as!r} and this c2kv reads {FORMAT}: "
+                "report it with the version that made it, or run it again"
+            )
+        kind = summary["manifest"].get("kind")
         if kind not in kinds:
             raise DataError(f"run '{folder}' is of no known kind ({kind!r})")
         same = sum(other.name == folder.name for other in folders)
