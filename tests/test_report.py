@@ -106,9 +106,10 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "block end",
         "plain, k = 4 (fedcba987654)",
         "4 prompts",
+        "0.92 missed",
     ):
         assert text in html, text
-    assert html.count("<svg") == 5 and html.count("<table") == 7
+    assert html.count("<svg") == 5 and html.count("<table") == 8
     assert not re.search(r'(?:src|href)="(?!#)', html.replace("xlink:href", "x"))
     assert "5 runs" in capsys.readouterr().out
     again = tmp_path / "again.html"

@@ -128,6 +128,7 @@ def run_qa(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Path) -> int:
     from tqdm import tqdm
 
+    from c2kv.evaluation.bars import bars
     from c2kv.evaluation.qa import evaluate, make_cases, summarize
     from c2kv.evaluation.run import SUMMARY, Run, manifest, write_json
 
@@ -154,7 +155,9 @@ def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Pa
                 run.append(name, rows)
                 bar.update(len({row["id"] for row in rows}))
         summaries[name] = summarize(run.rows(name))
-    result = {"manifest": described, "sets": summaries, "mean": _mean(summaries)}
+    mean = _mean(summaries)
+    checked = [bar.as_json() for bar in bars(mean)]
+    result = {"manifest": described, "sets": summaries, "mean": mean, "bars": checked}
     write_json(folder / SUMMARY, result)
     print(json.dumps(result, indent=2) if args.json else _tables(result))
     failed = sum(int(s["failed"]) for summary in summaries.values() for s in summary.values())
@@ -174,6 +177,8 @@ def _mean(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _tables(result: dict[str, Any]) -> str:
+    from c2kv.evaluation.bars import bars, bars_table
+
     text = []
     for name, summary in {**result["sets"], "mean of the sets": result["mean"]}.items():
         rows = [
@@ -182,6 +187,9 @@ def _tables(result: dict[str, Any]) -> str:
             for condition, scores in summary.items()
         ]
         text.append(f"{name}\n" + table(rows, ["condition", *(key for key, _ in _COLUMNS)]))
+    if every := bars(result["mean"]):
+        columns, lines = bars_table(every)
+        text.append("what is expected of an extractor\n" + table(lines, columns))
     return "\n\n".join(text)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from c2kv.errors import DataError
+from c2kv.evaluation.bars import bars, bars_table
 from c2kv.evaluation.longbench import IN_DISTRIBUTION
 from c2kv.evaluation.report import figures
 from c2kv.evaluation.report.join import join
@@ -134,6 +135,9 @@ def _qa(name: str, summary: dict[str, Any]) -> Section:
         "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
         "token; KL and top-1 agreement are with full recompute, along its own answer."
     )
+    header, expected = bars_table(bars(mean))
+    header[0] = "expected of an extractor"
+    checks = (Table(tuple(header), tuple(map(tuple, expected))),) if expected else ()
     figure = figures.svg(figures.scores({n: one["f1"] for n, one in mean.items() if "f1" in one}))
     alt = "F1 by condition, mean of the sets"
     questions = ", ".join(f"{name} {count}" for name, count in scored.items())
@@ -143,6 +147,7 @@ def _qa(name: str, summary: dict[str, Any]) -> Section:
         (
             Figure(figure, alt),
             Table(("mean of the sets", *(title for _, title, _ in columns)), rows),
+            *checks,
             Table(("F1", *names), by_set),
             Table(("NLL", *names), nlls),
         ),

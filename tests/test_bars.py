@@ -1,0 +1,78 @@
+"""Bars: every ratio is to the control it names, of the same method."""
+
+import pytest
+
+from c2kv.evaluation.bars import bars, bars_table
+
+
+def scores(f1, nll=3.0):
+    return {"f1": f1, "nll": nll}
+
+
+MEAN = {
+    "recompute": scores(10),
+    "reuse": scores(8),
+    "c2kv-residual": scores(24, 1.5),
+    "c2kv-plain": scores(9, 2.0),
+    "wrongdoc:c2kv-residual": scores(16, 2.6),
+    "wrongdoc:c2kv-plain": scores(3, 2.5),
+    "shuffled:c2kv-residual": scores(18),
+    "budget:c2kv-residual": scores(12),
+    "noctx": scores(6),
+}
+
+
+def test_each_method_is_held_against_its_own_controls():
+    found = {(b.method, b.name): (b.value, b.met) for b in bars(MEAN)}
+    expected = {
+        ("c2kv-residual", "NLL gap to wrongdoc"): (1.1, True),
+        ("c2kv-residual", "F1 / wrongdoc"): (1.5, False),
+        ("c2kv-residual", "F1 / noctx"): (4.0, True),
+        ("c2kv-residual", "F1 / budget"): (2.0, True),
+        ("c2kv-residual", "F1 / reuse"): (3.0, True),
+        ("c2kv-residual", "F1 / recompute"): (2.4, True),
+        ("c2kv-residual", "F1 change when shuffled"): (0.25, False),
+        ("c2kv-plain", "NLL gap to wrongdoc"): (0.5, False),
+        ("c2kv-plain", "F1 / wrongdoc"): (3.0, True),
+        ("c2kv-plain", "F1 / noctx"): (1.5, False),
+        ("c2kv-plain", "F1 / reuse"): (1.125, True),
+        ("c2kv-plain", "F1 / recompute"): (0.9, False),
+    }
+    assert set(found) == set(expected)
+    for key, (value, met) in expected.items():
+        assert found[key] == (pytest.approx(value), met), key
+
+
+def test_a_bare_control_is_of_c2kv_and_joined_runs_keep_to_themselves():
+    joined = {
+        "recompute": scores(10),
+        "c2kv (a)": scores(20, 1.0),
+        "wrongdoc (a)": scores(10, 2.0),
+        "c2kv (b)": scores(20, 1.0),
+        "wrongdoc (b)": scores(5, 4.0),
+    }
+    found = {(b.method, b.name): b.value for b in bars(joined)}
+    assert found == {
+        ("c2kv (a)", "NLL gap to wrongdoc"): 1.0,
+        ("c2kv (a)", "F1 / wrongdoc"): 2.0,
+        ("c2kv (a)", "F1 / recompute"): 2.0,
+        ("c2kv (b)", "NLL gap to wrongdoc"): 3.0,
+        ("c2kv (b)", "F1 / wrongdoc"): 4.0,
+        ("c2kv (b)", "F1 / recompute"): 2.0,
+    }
+
+
+def test_what_has_no_meaning_is_neither_met_nor_missed():
+    none = bars({"c2kv": scores(1), "wrongdoc": scores(0), "noctx": {"failed": 3, "scored": 0}})
+    assert [(b.name, b.value, b.met) for b in none] == [
+        ("NLL gap to wrongdoc", 0.0, False),
+        ("F1 / wrongdoc", None, None),
+    ]
+    assert bars({"recompute": scores(1), "noctx": scores(1)}) == []
+
+
+def test_the_table_says_what_is_missed():
+    columns, rows = bars_table(bars(MEAN))
+    assert columns == ["", "bar", "c2kv-residual", "c2kv-plain"]
+    assert rows[0] == ["NLL gap to wrongdoc", "≥ 1", "1.10", "0.50 missed"]
+    assert ["F1 / budget", "≥ 1", "2.00", "–"] in rows
