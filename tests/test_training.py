@@ -286,6 +286,23 @@ def test_no_question_has_two_turns_before_all_had_one(backbone, data):
     assert asked[:16] != asked[16:32]
 
 
+def test_each_source_has_its_weight_and_its_own_turns(backbone, data, tmp_path):
+    """Also where samples of one source come between those of another."""
+    template = PromptTemplate.of(backbone.tokenizer)
+    rare = long_document(tmp_path, PLACES, asked=[(place, place) for place in PLACES])
+    corpora = [Corpus.of(DataSource(str(d)), template, 512, HeldOut()) for d in (data, rare)]
+    sampler = Sampler([(corpora[0], 0.9), (corpora[1], 0.1)], template, SampleOptions(), seed=3)
+    drawn = [sampler._next(index) for index in range(1000)]
+    turns = [[(f.questions[i], f) for c, f, i in drawn if c is corpus] for corpus in corpora]
+    assert [len(some) for some in turns] == [900, 100]
+    for corpus, some in zip(corpora, turns, strict=True):
+        for start in range(0, len(some) - corpus.questions, corpus.questions):
+            one = Counter(map(str, some[start : start + corpus.questions]))
+            assert len(one) == corpus.questions
+    first = [c is corpora[1] for c, _, _ in drawn[:500]]
+    assert 25 < sum(first) < 75  # spread over the round
+
+
 def test_warm_ups_draw_from_what_questions_are_answered_from(backbone, tmp_path):
     """Other passages may be held out: only as an answer's source is a record dropped for one."""
     path = long_document(tmp_path, PLACES, asked=[("Aldwick", "Aldwick")])

@@ -30,11 +30,12 @@ REPEAT_INSTRUCTIONS = (
     "Copy the document above exactly.",
 )
 
-
 CONTINUE_INSTRUCTIONS = (
     "Continue the document above.",
     "Write what comes next in the text above.",
 )
+
+_ROUND = 1000
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class Sampler:
         self._orders: dict[tuple[int, int], NDArray[np.int64]] = {}
         if not self._weights or not self._weights[-1]:
             raise ConfigError("there are no training records; check the data files and weights")
+        # How often each corpus is drawn in a round of about this many samples: by its weight.
+        shares = [max(1, round(_ROUND * w / self._weights[-1])) if w else 0 for w in weights]
+        self._round = np.repeat(np.arange(len(shares)), shares)
 
     def _draw(self, rng: random.Random) -> tuple[Corpus, Family]:
         """A corpus, and one of its families, as often as it has questions."""
@@ -98,12 +102,18 @@ class Sampler:
         family, _ = corpus.at(int(rng.random() * corpus.questions))
         return corpus, family
 
-    def _next(self, rng: random.Random, index: int) -> tuple[Corpus, Family, int]:
+    def _next(self, index: int) -> tuple[Corpus, Family, int]:
         """A corpus, and the family and place of the question whose turn it is at sample `index`:
-        none has two turns before `index` has gone through all of the corpus."""
-        (which,) = rng.choices(range(len(self._corpora)), cum_weights=self._weights)
+        none has two turns before all of its corpus had one. Corpora are drawn in shuffled rounds,
+        so that what each had before is known without replaying it."""
+        past, at = divmod(index, len(self._round))
+        order = np.random.default_rng([self._seed, past]).permutation(self._round)
+        which = int(order[at])
+        before = past * np.count_nonzero(self._round == which) + np.count_nonzero(
+            order[:at] == which
+        )
         corpus = self._corpora[which]
-        epoch, place = divmod(index, corpus.questions)
+        epoch, place = divmod(int(before), corpus.questions)
         if (which, epoch) not in self._orders:
             self._orders.pop((which, epoch - 1), None)
             order = np.random.default_rng([self._seed, which, epoch]).permutation(corpus.questions)
@@ -113,7 +123,7 @@ class Sampler:
     def qa(self, index: int) -> Group:
         """Multi-document question answering: the paper's samples."""
         rng = random.Random(f"{self._seed}/qa/{index}")
-        corpus, family, turn = self._next(rng, index)
+        corpus, family, turn = self._next(index)
         others = [*family.questions[:turn], *family.questions[turn + 1 :]]
         more = rng.sample(others, min(len(others), self.options.questions - 1))
         asked = [family.questions[turn], *more]
