@@ -1,13 +1,20 @@
 """The extractors in the box: whole, within bounds, found by backbone, ratio and variant."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError, MissingExtractorError
+from c2kv.evaluation.conditions import Condition
+from c2kv.evaluation.qa import Case, evaluate, summarize
 from c2kv.extractor import Extractor, ExtractorConfig, box
 from c2kv.models import EMBEDDED_DIGEST
 from conftest import backbone_of, noisy_extractor
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture
@@ -115,6 +122,28 @@ def test_what_is_in_the_box_is_whole(name):
     card = (folder / "README.md").read_text(encoding="utf-8")
     for section in ("## Data", "## Training", "## Results", "## Limits"):
         assert section in card, section
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("name", box.NAMES)
+def test_what_is_in_the_box_reads(name, embedded):
+    """Answers cost clearly less with the documents that hold them than with others."""
+    engine = Engine(embedded, Extractor.from_pretrained(name, embedded))
+    texts = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*/*.txt")}
+    documents = {file: engine.document(text, file) for file, text in texts.items()}
+    lines = (EXAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()[::3]
+    cases = []
+    for asked in map(json.loads, lines):
+        holding = tuple(documents[file] for file in asked["documents"])
+        others = [documents[file] for file in documents if file not in asked["documents"]]
+        question, answers = asked["question"], tuple(asked["answers"])
+        wrong = tuple(others[len(cases) % 4 :][: len(holding)])
+        cases.append(Case(asked["id"], holding, wrong, question, answers))
+    conditions = [Condition.of("c2kv"), Condition.of("wrongdoc")]
+    rows = [r for some in evaluate(engine, cases, conditions, 1, batch=7) for r in some]
+    scores = summarize(rows)
+    assert scores["c2kv"]["scored"] == scores["wrongdoc"]["scored"] == len(lines)
+    assert scores["wrongdoc"]["nll"] - scores["c2kv"]["nll"] > 0.5
 
 
 def test_the_box_holds_what_it_lists():
