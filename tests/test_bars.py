@@ -3,6 +3,7 @@
 import pytest
 
 from c2kv.evaluation.bars import bars, bars_table
+from c2kv.evaluation.report.join import join
 
 
 def scores(f1, nll=3.0):
@@ -43,16 +44,27 @@ def test_each_method_is_held_against_its_own_controls():
         assert found[key] == (pytest.approx(value), met), key
 
 
-def test_a_bare_control_is_of_c2kv_and_joined_runs_keep_to_themselves():
-    joined = {
-        "recompute": scores(10),
-        "c2kv (a)": scores(20, 1.0),
-        "wrongdoc (a)": scores(10, 2.0),
-        "c2kv (b)": scores(20, 1.0),
-        "wrongdoc (b)": scores(5, 4.0),
+def run(mean, backbone="one"):
+    manifest = {"kind": "qa", "conditions": list(mean), "backbone_digest": backbone}
+    return {"manifest": manifest, "sets": {"squad": mean}, "mean": mean}
+
+
+def joined(*runs):
+    (one,) = join([(name, summary) for name, summary in zip("abc", runs, strict=False)])
+    return {(bar.method, bar.name): bar.value for bar in one.bars}
+
+
+def test_a_bare_control_is_of_c2kv():
+    assert joined(run({"c2kv": scores(20, 1.0), "wrongdoc": scores(10, 2.0)})) == {
+        ("c2kv", "NLL gap to wrongdoc"): 1.0,
+        ("c2kv", "F1 / wrongdoc"): 2.0,
     }
-    found = {(b.method, b.name): b.value for b in bars(joined)}
-    assert found == {
+
+
+def test_runs_keep_to_their_own_controls_and_share_what_is_of_their_backbone():
+    first = run({"recompute": scores(10), "c2kv": scores(20, 1.0), "wrongdoc": scores(10, 2.0)})
+    second = run({"c2kv": scores(20, 1.0), "wrongdoc": scores(5, 4.0)})
+    assert joined(first, second) == {
         ("c2kv (a)", "NLL gap to wrongdoc"): 1.0,
         ("c2kv (a)", "F1 / wrongdoc"): 2.0,
         ("c2kv (a)", "F1 / recompute"): 2.0,
@@ -60,6 +72,11 @@ def test_a_bare_control_is_of_c2kv_and_joined_runs_keep_to_themselves():
         ("c2kv (b)", "F1 / wrongdoc"): 4.0,
         ("c2kv (b)", "F1 / recompute"): 2.0,
     }
+    without = run({"c2kv": scores(20, 1.0)})
+    assert {method for method, _ in joined(first, without)} == {"c2kv (a)"}
+    tuned = run({"block": scores(9), "wrongdoc:block": scores(3)}, backbone="other")
+    assert ("block", "F1 / wrongdoc") in joined(first, tuned)
+    assert ("block", "F1 / recompute") not in joined(first, tuned)
 
 
 def test_what_has_no_meaning_is_neither_met_nor_missed():
@@ -72,7 +89,7 @@ def test_what_has_no_meaning_is_neither_met_nor_missed():
 
 
 def test_the_table_says_what_is_missed():
-    columns, rows = bars_table(bars(MEAN))
+    columns, rows = bars_table(tuple(bars(MEAN)))
     assert columns == ["", "bar", "c2kv-residual", "c2kv-plain"]
     assert rows[0] == ["NLL gap to wrongdoc", "≥ 1", "1.10", "0.50 missed"]
     assert ["F1 / budget", "≥ 1", "2.00", "–"] in rows

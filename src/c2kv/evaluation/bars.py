@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from c2kv.evaluation.conditions import CONTROLS
+from c2kv.evaluation.conditions import Condition
 
 
 @dataclass(frozen=True)
@@ -31,42 +31,35 @@ class Bar:
 
 # F1 of a method over F1 of these, and what is expected of an extractor.
 _RATIOS = (("wrongdoc", 2.0), ("noctx", 2.0), ("budget", 1.0), ("reuse", 1.0), ("recompute", 1.0))
+# What every method of a backbone is held against.
+SHARED = ("noctx", "reuse", "recompute")
 
 
 def bars(mean: Mapping[str, Mapping[str, float]]) -> list[Bar]:
     """Bars of every method that was also asked with wrong documents; those that lack a control
-    are left out. mean: F1 and NLL by condition (in a report of several runs with the run's name in
-    parentheses behind it)."""
+    are left out. mean: F1 and NLL by condition."""
     found = []
-    for condition, scores in mean.items():
-        method, opened, run = condition.partition(" (")
-        if ":" in method or method in CONTROLS:
+    scored = {Condition.of(name): scores for name, scores in mean.items() if "f1" in scores}
+    for condition, scores in scored.items():
+        if condition.control is not None:
             continue
-
-        def of(name: str, method: str = method, suffix: str = opened + run) -> Any:
-            bare = (name,) if method == "c2kv" or name not in CONTROLS or name == "noctx" else ()
-            for asked in (f"{name}:{method}", *bare):
-                for one in (asked + suffix, asked):
-                    if one in mean and "f1" in mean[one]:
-                        return mean[one]
-            return None
-
-        wrong = of("wrongdoc")
-        if wrong is None or "f1" not in scores:
+        of = {c.control: other for c, other in scored.items() if c.method == condition.method}
+        of |= {c.name: other for c, other in scored.items() if c.name in SHARED and c != condition}
+        if "wrongdoc" not in of:
             continue
-        found.append(Bar(condition, "NLL gap to wrongdoc", wrong["nll"] - scores["nll"], 1.0))
-        for name, limit in _RATIOS:
-            other = of(name)
-            if other is not None and other is not scores:
-                ratio = scores["f1"] / other["f1"] if other["f1"] else None
-                found.append(Bar(condition, f"F1 / {name}", ratio, limit))
-        if (turned := of("shuffled")) is not None:
-            change = abs(turned["f1"] / scores["f1"] - 1) if scores["f1"] else None
-            found.append(Bar(condition, "F1 change when shuffled", change, 0.1, at_least=False))
+        name = condition.name
+        found.append(Bar(name, "NLL gap to wrongdoc", of["wrongdoc"]["nll"] - scores["nll"], 1.0))
+        for against, limit in _RATIOS:
+            if against in of:
+                ratio = scores["f1"] / of[against]["f1"] if of[against]["f1"] else None
+                found.append(Bar(name, f"F1 / {against}", ratio, limit))
+        if "shuffled" in of:
+            change = abs(of["shuffled"]["f1"] / scores["f1"] - 1) if scores["f1"] else None
+            found.append(Bar(name, "F1 change when shuffled", change, 0.1, at_least=False))
     return found
 
 
-def bars_table(every: list[Bar]) -> tuple[list[str], list[list[str]]]:
+def bars_table(every: Sequence[Bar]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: a bar a row, a method a column; what is missed says so."""
     methods = list(dict.fromkeys(bar.method for bar in every))
     rows: dict[str, list[str]] = {}

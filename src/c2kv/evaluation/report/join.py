@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from c2kv.evaluation.bars import SHARED, Bar, bars
 
 # What two runs must share for their scores to stand side by side.
 _SAME = {
@@ -22,6 +24,7 @@ class Joined:
 
     summary: dict[str, Any]
     manifests: dict[str, dict[str, Any]]
+    bars: tuple[Bar, ...] = ()
 
     @property
     def name(self) -> str:
@@ -42,14 +45,21 @@ def join(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[Joined]:
 
 def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
     manifests = {name: summary["manifest"] for name, summary in group}
+    asks = group[0][1]["manifest"]["kind"] == "qa"
     if len(group) == 1:
-        return Joined(group[0][1], manifests)
+        return Joined(group[0][1], manifests, tuple(bars(group[0][1]["mean"])) if asks else ())
     scores = _SCORES[group[0][1]["manifest"]["kind"]]
     times = Counter(c for _, summary in group for c in summary["manifest"]["conditions"])
     conditions: list[str] = []
     mean: dict[str, Any] = {}
     sets: dict[str, dict[str, Any]] = {name: {} for name in group[0][1][scores]}
+    checked: list[Bar] = []
     for run, summary in group:
+        own = summary["mean"] if asks else {}
+        for bar in bars({**_shared(group, summary), **own}):
+            if bar.method in own:
+                named = bar.method if times[bar.method] == 1 else f"{bar.method} ({run})"
+                checked.append(replace(bar, method=named))
         for condition in summary["manifest"]["conditions"]:
             named = condition if times[condition] == 1 else f"{condition} ({run})"
             conditions.append(named)
@@ -58,4 +68,17 @@ def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
             for name, by_condition in summary[scores].items():
                 sets[name][named] = by_condition[condition]
     described = {**group[0][1]["manifest"], "conditions": conditions}
-    return Joined({"manifest": described, scores: sets, "mean": mean}, manifests)
+    joined = {"manifest": described, scores: sets, "mean": mean}
+    return Joined(joined, manifests, tuple(checked))
+
+
+def _shared(group: Sequence[tuple[str, dict[str, Any]]], summary: dict[str, Any]) -> dict[str, Any]:
+    """What runs of the same backbone have measured for all of them."""
+    same = ("backbone_digest", "dtype", "template_digest")
+    return {
+        name: scores
+        for _, other in group
+        if all(other["manifest"].get(k) == summary["manifest"].get(k) for k in same)
+        for name, scores in other["mean"].items()
+        if name in SHARED
+    }

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from c2kv.errors import DataError
-from c2kv.evaluation.bars import bars, bars_table
+from c2kv.evaluation.bars import bars_table
 from c2kv.evaluation.longbench import IN_DISTRIBUTION
 from c2kv.evaluation.report import figures
-from c2kv.evaluation.report.join import join
+from c2kv.evaluation.report.join import Joined, join
 from c2kv.evaluation.run import FORMAT, SUMMARY, read_json
 
 
@@ -68,7 +68,7 @@ def read_sections(folders: Sequence[Path]) -> list[Section]:
         runs.append((folder.name if same == 1 else str(folder), summary))
     sections = []
     for joined in join(runs):
-        made = kinds[joined.summary["manifest"]["kind"]](joined.name, joined.summary)
+        made = kinds[joined.summary["manifest"]["kind"]](joined)
         facts: dict[str, str] = {}
         for name, described in joined.manifests.items():
             of = f"{name}: " if len(joined.manifests) > 1 else ""
@@ -106,7 +106,8 @@ def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def _qa(name: str, summary: dict[str, Any]) -> Section:
+def _qa(joined: Joined) -> Section:
+    name, summary = joined.name, joined.summary
     mean, sets = summary["mean"], summary["sets"]
     columns = (
         ("f1", "F1", 1),
@@ -135,7 +136,7 @@ def _qa(name: str, summary: dict[str, Any]) -> Section:
         "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
         "token; KL and top-1 agreement are with full recompute, along its own answer."
     )
-    header, expected = bars_table(bars(mean))
+    header, expected = bars_table(joined.bars)
     header[0] = "expected of an extractor"
     checks = (Table(tuple(header), tuple(map(tuple, expected))),) if expected else ()
     figure = figures.svg(figures.scores({n: one["f1"] for n, one in mean.items() if "f1" in one}))
@@ -170,7 +171,8 @@ def _failures(sets: dict[str, dict[str, dict[str, Any]]]) -> str:
     )
 
 
-def _longbench(name: str, summary: dict[str, Any]) -> Section:
+def _longbench(joined: Joined) -> Section:
+    name, summary = joined.name, joined.summary
     tasks, described = summary["tasks"], summary["manifest"]
     methods = tuple(described["conditions"])
     rows = []
@@ -206,7 +208,8 @@ def _longbench(name: str, summary: dict[str, Any]) -> Section:
     )
 
 
-def _probes(name: str, summary: dict[str, Any]) -> Section:
+def _probes(joined: Joined) -> Section:
+    name, summary = joined.name, joined.summary
     scores = summary["found"]
     groups = tuple(next(iter(scores.values()), {}))
     rows = tuple(
@@ -221,7 +224,8 @@ def _probes(name: str, summary: dict[str, Any]) -> Section:
     return Section(f"Exact strings: {name}", text, (Table(("% found", *groups), rows),))
 
 
-def _bench(name: str, summary: dict[str, Any]) -> Section:
+def _bench(joined: Joined) -> Section:
+    name, summary = joined.name, joined.summary
     costs = summary["costs"]
     rows = tuple(
         (
@@ -283,7 +287,8 @@ def _mega(value: int | None) -> str:
     return "–" if value is None else f"{value / 1e6:.1f}"
 
 
-def _deviation(name: str, summary: dict[str, Any]) -> Section:
+def _deviation(joined: Joined) -> Section:
+    name, summary = joined.name, joined.summary
     rows = summary["methods"]
     table = tuple(
         (r["method"], f"{100 * r['recomputed']:.1f}", f"{r['deviation']:.4f}") for r in rows
