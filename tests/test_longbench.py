@@ -11,7 +11,7 @@ import torch
 from c2kv.backbone import Backbone
 from c2kv.cli.main import main
 from c2kv.engine import Engine
-from c2kv.errors import ConfigError, DataError
+from c2kv.errors import ConfigError, DataError, DocumentError
 from c2kv.evaluation import metrics, protocols
 from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.longbench import (
@@ -230,6 +230,13 @@ def test_documents_that_do_not_fit_lose_pieces_in_the_middle(engine):
     assert sum(d.tokens for d in kept) == total - cut <= total // 2
     names = [d.name for d in kept]
     assert names[0] == "0" and names[-1] == "8" and "4" not in names
+    documents = [engine.document(f"Word {i} " * 4, str(i)) for i in range(9)]
+    assert all(len(d.pieces) == 1 for d in documents)
+    one = documents[0].tokens  # more than half the room: one end is kept, the other is not
+    kept, cut = protocols.fit(documents, one + one // 2)
+    assert [d.name for d in kept] == ["0"] and cut == sum(d.tokens for d in documents[1:])
+    with pytest.raises(DocumentError, match=f"fits into {one - 1} tokens"):
+        protocols.fit(documents, one - 1)
     for protocol, methods, says in (
         ("official", ["recompute", "reuse"], "only recompute"),
         ("mixed", ["recompute"], "'mixed' is unknown"),
@@ -244,7 +251,8 @@ def test_the_command_resumes_and_never_mixes_protocols(engine, tmp_path, monkeyp
     rows = [record(_id=str(i)) for i in range(3)]
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     out = tmp_path / "run"
-    command = ["eval", "longbench", "--tasks", "hotpotqa", "--out", str(out), str(tmp_path)]
+    command = ["eval", "longbench", "--tasks", "hotpotqa", "--out", str(out)]
+    command += ["--data", str(tmp_path)]
     assert main([*command, "--methods", "recompute,reuse"]) == 0
     shown = capsys.readouterr().out
     assert "paper protocol" in shown and "hotpotqa*" in shown and "in-distribution" in shown
@@ -274,7 +282,7 @@ def test_failed_samples_are_recorded_and_fail_the_run(engine, tmp_path, monkeypa
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     out = tmp_path / "run"
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "recompute", "--json"]
-    assert main([*command, "--out", str(out), str(tmp_path)]) == 1
+    assert main([*command, "--out", str(out), "--data", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert "2 samples failed" in captured.err
     written = (out / "hotpotqa.jsonl").read_text()
@@ -300,6 +308,13 @@ def test_no_stop_token_is_chosen_too_early(engine):
     assert torch.tensor(longer.token_ids).numel() <= 3
 
 
+def test_what_the_command_cannot_use_is_refused(tmp_path, capsys):
+    command = ["eval", "longbench", "--methods", "recompute"]
+    assert main(command) == 1 and "give --data" in capsys.readouterr().err
+    assert main([*command, "--data", str(tmp_path), "--max-length", "100"]) == 1
+    assert "--max-length cuts official prompts" in capsys.readouterr().err
+
+
 def test_records_come_from_the_hubs_archive(monkeypatch, tmp_path):
     """The benchmark is published as one archive beside a script that `datasets` refuses."""
     archive = tmp_path / "data.zip"
@@ -315,7 +330,8 @@ def test_records_come_from_the_hubs_archive(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     found = load_records("hotpotqa", "hub:THUDM/LongBench", 2)
     assert [r["_id"] for r in found] == ["0", "1"]
-    assert asked == [(("THUDM/LongBench", "data.zip"), {"repo_type": "dataset"})]
+    assert load_records("hotpotqa", "hub", 2) == found
+    assert asked == 2 * [(("THUDM/LongBench", "data.zip"), {"repo_type": "dataset"})]
     with pytest.raises(DataError, match=r"no item named 'data/qmsum\.jsonl'"):
         load_records("qmsum", "hub:THUDM/LongBench")
 
@@ -351,7 +367,7 @@ def test_wrong_documents_need_two_contexts_before_any_work(tmp_path, monkeypatch
     rows = [record(_id="a"), record(_id="b")]
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "c2kv,wrongdoc"]
-    assert main([*command, str(tmp_path)]) == 1
+    assert main([*command, "--data", str(tmp_path)]) == 1
 
 
 @pytest.mark.embedded
@@ -367,5 +383,5 @@ def test_wrong_documents_are_those_of_the_next_sample(engine, tmp_path, monkeypa
 
     monkeypatch.setattr(protocols, "answer_paper", answer)
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "reuse,wrongdoc:reuse"]
-    assert main([*command, str(tmp_path)]) == 1
+    assert main([*command, "--data", str(tmp_path)]) == 1
     assert seen == [("a", "b"), ("b", "c"), ("c", "a")]

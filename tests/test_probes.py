@@ -74,7 +74,7 @@ def test_the_command(engine, monkeypatch, tmp_path, capsys):
 
 def test_options_come_from_a_config_and_those_after_it_win(tmp_path):
     for path in sorted((ROOT / "recipes/eval").glob("*.yaml")):
-        arguments = ["eval", "longbench", "--config", str(path), "-n", "3", "data"]
+        arguments = ["eval", "longbench", "--config", str(path), "-n", "3"]
         args = build_parser().parse_args(arguments)
         assert args.methods[0].name == "recompute" and args.limit == 3 and args.device == "cuda"
         assert args.segment_tokens == 1024 and "qmsum" in args.tasks
@@ -97,17 +97,17 @@ def test_wrong_configs_are_named(tmp_path, capsys, text, says):
     path = tmp_path / "eval.yaml"
     path.write_text(text)
     with pytest.raises(SystemExit):
-        build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
+        build_parser().parse_args(["eval", "longbench", "--config", str(path)])
     assert says in capsys.readouterr().err
 
 
 def test_a_config_may_name_several_extractors(tmp_path):
     path = tmp_path / "eval.yaml"
     path.write_text("extractor: [one, two]\n")
-    args = build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
+    args = build_parser().parse_args(["eval", "longbench", "--config", str(path)])
     assert args.extractor == ["one", "two"]
-    given = ["eval", "longbench", "--config", str(path), "-x", "three", "-x", "four", "data"]
+    given = ["eval", "longbench", "--config", str(path), "-x", "three", "-x", "four"]
     assert build_parser().parse_args(given).extractor == ["three", "four"]  # what is given wins
     path.write_text("extractor: one\n")
-    args = build_parser().parse_args(["eval", "longbench", "--config", str(path), "data"])
+    args = build_parser().parse_args(["eval", "longbench", "--config", str(path)])
     assert args.extractor == ["one"]

@@ -52,7 +52,11 @@ def add_command(
     bench.add_argument("--max-length", type=whole_number(2), help="official: cut prompts to N")
     add_out_options(bench)
     add_engine_options(bench, documents=None)
-    bench.add_argument("data", metavar="DATA", help="folder of NAME.jsonl, or hub:owner/name")
+    bench.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of NAME.jsonl, or hub (THUDM/LongBench), or hub:owner/name of a copy",
+    )
     bench.set_defaults(run=run_longbench, store=None)
 
 
@@ -63,6 +67,13 @@ def run_longbench(args: argparse.Namespace) -> int:
     default = ("recompute",) if args.protocol == "official" else _METHODS
     conditions = args.methods or [Condition.of(name) for name in default]
     check_protocol(args.protocol, [condition.name for condition in conditions])
+    if args.max_length is not None and args.protocol != "official":
+        raise ConfigError(
+            "--max-length cuts official prompts; in the paper protocol documents lose whole "
+            "pieces, where the model's positions ask for it"
+        )
+    if args.data is None:
+        raise ConfigError("which samples? give --data a folder of NAME.jsonl, or hub")
     tasks = args.tasks or list(DEFAULT_TASKS)
     records = {name: load_records(name, args.data, args.limit) for name in tasks}
     if any(condition.control == "wrongdoc" for condition in conditions):

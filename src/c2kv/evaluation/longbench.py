@@ -18,6 +18,7 @@ from c2kv.errors import ConfigError, DataError
 from c2kv.evaluation import metrics
 from c2kv.prompt import QA_INSTRUCTIONS
 
+HUB = "THUDM/LongBench"
 # Those of the C2KV comparison.
 DEFAULT_TASKS = (
     *("hotpotqa", "2wikimqa", "musique"),
@@ -207,14 +208,15 @@ def split_documents(name: str, context: str) -> list[str]:
 
 
 def load_records(name: str, source: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """A task's samples from the folder that holds `NAME.jsonl`, or from `hub:THUDM/LongBench`.
+    """A task's samples from the folder that holds `NAME.jsonl`, or from the hub (`hub`, or
+    `hub:owner/name` of a copy).
 
     Raises DataError when a sample lacks what the task needs."""
     task(name)
     path = f"{source}/{name}.jsonl"
     try:
-        if source.startswith("hub:"):
-            text = _from_hub(source.removeprefix("hub:"), name)
+        if source == "hub" or source.startswith("hub:"):
+            text = _from_hub(source.removeprefix("hub").removeprefix(":") or HUB, name)
         else:
             text = Path(path).read_text(encoding="utf-8")
         # Not splitlines: a context may hold other line separators.

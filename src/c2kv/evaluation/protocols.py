@@ -161,21 +161,28 @@ def _answer(
 
 def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
     """Documents of at most `room` tokens, whole pieces left out in the middle, and how many
-    tokens that were."""
+    tokens that were. Raises DocumentError when that leaves nothing."""
     total = sum(document.tokens for document in documents)
     if total <= room:
         return list(documents), 0
     pieces = [(d, piece) for d in documents for piece in d.pieces]
-    start, stop, used = 0, len(pieces), 0
-    front, back = room // 2, room - room // 2
-    while start < stop and len(pieces[start][1]) <= front:
-        front -= len(pieces[start][1])
-        start += 1
-    while stop > start and len(pieces[stop - 1][1]) <= back:
-        back -= len(pieces[stop - 1][1])
-        stop -= 1
+    start, stop, front, back = 0, len(pieces), 0, 0
+    while start < stop:  # the shorter end grows, while it can
+        first, last = len(pieces[start][1]), len(pieces[stop - 1][1])
+        if front <= back and front + first + back <= room:
+            front, start = front + first, start + 1
+        elif front + back + last <= room:
+            back, stop = back + last, stop - 1
+        elif front + first + back <= room:
+            front, start = front + first, start + 1
+        else:
+            break
     kept = pieces[:start] + pieces[stop:]
-    used = sum(len(piece) for _, piece in kept)
+    if not kept:
+        raise DocumentError(
+            f"no piece of the documents fits into {room} tokens; use a lower --segment-tokens"
+        )
+    used = front + back
     whole = [(d, [piece for _, piece in some]) for d, some in groupby(kept, key=lambda one: one[0])]
     return [replace(d, pieces=tuple(some)) for d, some in whole], total - used
 
