@@ -27,7 +27,9 @@ METHODS = (
     "hybrid-1",
     "c2kv",
     "c2kv-residual",
+    "anchor",
 )
+VARIANTS = ("plain", "residual", "anchor")
 SOURCE_TOKENS, SEGMENT = (1024, 2048, 4096, 7168), 512
 
 
@@ -39,7 +41,7 @@ def main():
     backbone = load_backbone(EMBEDDED, dtype="float32", device="cpu")
     rows, bars = [], []
     with tempfile.TemporaryDirectory() as folder:
-        extractors = [Extractor.from_backbone(backbone, 4, v) for v in ("plain", "residual")]
+        extractors = [Extractor.from_backbone(backbone, 4, v) for v in VARIANTS]
         engine = Engine(backbone, extractors, FolderStore(folder))
         for tokens in args.tokens:
             count = tokens // SEGMENT

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from c2kv.cli.main import main
+from c2kv.training.records import read_records
 from test_training import cache, data  # noqa: F401
 from tiny import tiny_model
 
@@ -39,7 +40,14 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(recipe, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_trained_extractor_answers_and_is_measured(recipe, data, model, tmp_path, capsys):  # noqa: F811
+def test_a_trained_extractor_answers_and_is_measured(
+    recipe,
+    data,  # noqa: F811
+    model,
+    tmp_path,
+    capsys,
+    monkeypatch,
+):
     assert main(["train", str(recipe)]) == 0
     extractor = tmp_path / "run" / "extractor"
     assert str(extractor) in capsys.readouterr().out
@@ -71,6 +79,16 @@ def test_a_trained_extractor_answers_and_is_measured(recipe, data, model, tmp_pa
     assert "made with another seed" in capsys.readouterr().err
     assert main([*arguments, "--conditions", "recompute,c2kv", str(data)]) == 0
     table = capsys.readouterr().out
+    asked = []
+    records = list(read_records(data))
+    monkeypatch.setattr(
+        "c2kv.training.records.read_records", lambda source: asked.append(source) or records
+    )
+    few = [*arguments, "--conditions", "recompute", "--json", "hub:someone/questions"]
+    assert main(few) == 0 and asked == ["hub:someone/questions"]
+    hub = json.loads(capsys.readouterr().out)
+    assert hub["sets"]["questions"]["recompute"] == result["sets"]["train"]["recompute"]
+    assert len(hub["manifest"]["data"]["hub:someone/questions"]) == 64
     assert "mean of the sets" in table and "recompute" in table and "wrongdoc" not in table
 
 

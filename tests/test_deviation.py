@@ -54,7 +54,11 @@ def test_the_command(engine, monkeypatch, tmp_path, capsys):
     assert main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["method"] for row in result["methods"]] == ["reuse", "epic-2"]
-    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    out = ["--out", str(tmp_path / "run")]
+    assert main([*arguments, *out]) == 0
+    (tmp_path / "mill.txt").write_text(TEXTS[1])
+    assert main([*arguments, *out]) == 1
+    assert "made with another documents" in capsys.readouterr().err
     for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         pytest.importorskip("matplotlib")
         path = tmp_path / f"figure.{ending}"

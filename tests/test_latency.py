@@ -112,6 +112,10 @@ def test_the_command(engine, monkeypatch, tmp_path, capsys):
     result = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [c["source_tokens"] for c in result["costs"]] == [64, 64, 128, 128]
     assert result["manifest"]["kind"] == "bench" and result["failed"] == []
+    # Another run's results are never written over.
+    assert main([*command, "--out", str(tmp_path / "run"), "--counts", "3"]) == 1
+    assert "made with another counts" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result
 
 
 def test_a_point_that_fails_loses_no_other(engine, monkeypatch, tmp_path, capsys):

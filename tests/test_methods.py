@@ -249,6 +249,15 @@ def test_methods_do_the_work_they_claim_and_no_more(llama, name, products):
     )
 
 
+@pytest.mark.parametrize("name", ["reuse", "naive-stride-2", "naive-norm-2", "c2kv"])
+def test_what_computes_nothing_spends_no_time_on_it(llama, name):
+    documents = documents_of(llama)
+    method = registry.build(name, materials_of(llama))
+    method.prepare(documents)
+    got = method.prefill(prefill(llama, PREFIX), documents)
+    assert got.blend == got.extract == got.recomputed == 0 < got.load
+
+
 def test_blending_refuses_kernels_without_masks(monkeypatch):
     backbone = backbone_of("llama")
     method = registry.build("epic-2", materials_of(backbone))

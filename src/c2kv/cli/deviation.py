@@ -47,23 +47,25 @@ def run_deviation(args: argparse.Namespace) -> int:
 
     from c2kv.evaluation.conditions import Condition
     from c2kv.evaluation.deviation import SWEEP, deviations
-    from c2kv.evaluation.run import SUMMARY, manifest, rows_digest, write_json
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
 
     engine = load_engine(args)
     documents = prepare_documents(engine, texts)
     methods = args.methods or list(SWEEP)
-    with tqdm(total=len(methods), unit="method", file=sys.stderr, leave=False, disable=None) as bar:
-        rows = list(deviations(engine, documents, methods, lambda: bar.update(1)))
     settings = {"kind": "deviation", "documents": rows_digest([text for _, text in texts])}
     conditions = [Condition.of(name) for name in methods]
+    described = manifest(engine, conditions, settings)
+    if args.out is not None:
+        Run(args.out, described)
+    with tqdm(total=len(methods), unit="method", file=sys.stderr, leave=False, disable=None) as bar:
+        rows = list(deviations(engine, documents, methods, lambda: bar.update(1)))
     result: dict[str, Any] = {
-        "manifest": manifest(engine, conditions, settings, []),
+        "manifest": described,
         "documents": len(documents),
         "source_tokens": sum(document.tokens for document in documents),
         "methods": [asdict(row) for row in rows],
     }
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
         write_json(args.out / SUMMARY, result)
     if args.plot is not None:
         from c2kv.evaluation.report import figures

@@ -126,15 +126,24 @@ def run_qa(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Path) -> int:
+    from dataclasses import asdict
+
     from tqdm import tqdm
 
     from c2kv.evaluation.bars import bars
     from c2kv.evaluation.qa import evaluate, make_cases, summarize
-    from c2kv.evaluation.run import SUMMARY, Run, manifest, write_json
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
+    from c2kv.models import file_sha256
 
     names = ("limit", "per_question", "seed", "max_new_tokens")
     settings = {"kind": "qa", **{name: getattr(args, name) for name in names}}
-    described = manifest(engine, args.conditions, settings, args.documents)
+    data = {}
+    for source, records in zip(args.documents, sets.values(), strict=True):
+        if source.startswith("hub:"):
+            data[source] = rows_digest([asdict(record) for record in records])
+        else:
+            data[Path(source).name] = file_sha256(Path(source))
+    described = manifest(engine, args.conditions, settings, data)
     run = Run(folder, described)
     summaries = {}
     for name, records in sets.items():

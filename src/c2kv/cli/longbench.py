@@ -116,7 +116,7 @@ def _run(
     names = ("protocol", "limit", "max_length")
     settings = {"kind": "longbench", **{name: getattr(args, name) for name in names}}
     settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
-    described = manifest(engine, conditions, settings, [])
+    described = manifest(engine, conditions, settings)
     run = Run(folder, described)
     for name, samples in records.items():
         done = run.done(name, conditions)

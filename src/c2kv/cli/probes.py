@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], fo
     names = ("each", "per_question", "seed")
     settings = {"kind": "probes", **{name: getattr(args, name) for name in names}}
     settings |= {"texts": rows_digest(some)}
-    described = manifest(engine, args.conditions, settings, [])
+    described = manifest(engine, args.conditions, settings)
     run = Run(folder, described)
     done = run.done("probes", args.conditions)
     run.keep("probes", done)

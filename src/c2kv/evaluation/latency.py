@@ -45,7 +45,8 @@ class Spread:
 class Cost:
     """One method on one prompt. Seconds, but for bytes and tokens a second.
 
-    ready: TTFT from memory; load, blend, compose: its parts (medians); cold: TTFT with nothing
+    ready: TTFT from memory; load (into host memory), blend, compose (onto the device, rotated,
+    copied): its parts (medians); cold: TTFT with nothing
     stored, extraction included; disk: TTFT from the store; question: the question's pass, after
     TTFT, and decode_tokens_per_second what follows (medians); peak_bytes: memory above what was
     held before, through one answer (None where it cannot be measured); break_even: requests after

@@ -24,9 +24,12 @@ _INCIDENTAL = ("versions",)
 
 
 def manifest(
-    engine: Engine, conditions: Sequence[Condition], settings: dict[str, Any], files: Sequence[str]
+    engine: Engine,
+    conditions: Sequence[Condition],
+    settings: dict[str, Any],
+    data: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Versions, machine, model, extractors, data (digests) and settings of a run."""
+    """Versions, machine, model, extractors, data (digests by name) and settings of a run."""
     import torch
 
     makers = {c.name: engine.method(c.method).maker for c in conditions if c.control != "noctx"}
@@ -52,7 +55,7 @@ def manifest(
         "fine_tuned": getattr(engine.backbone.config, CONFIG_KEY, None),
         "untrained": sorted(n for n, m in makers.items() if m is not None and m.untrained),
         "conditions": [c.name for c in conditions],
-        "data": {Path(file).name: file_digest(file) for file in files},
+        "data": data or {},
         **settings,
     }
 
@@ -90,11 +93,6 @@ def rows_digest(rows: Sequence[Any]) -> str:
     for row in rows:
         total.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\0")
     return total.hexdigest()
-
-
-def file_digest(path: str | Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Run:

@@ -15,8 +15,8 @@ from c2kv.library import Retrieval, SegmentLibrary, SegmentMaker
 @dataclass(frozen=True)
 class Prefilled:
     """A composition ready to be asked, what of it came from where, and the seconds spent: `load`
-    bringing stored state, `extract` making it now, `place` rotating and copying what is blended,
-    `blend` computing online. (What is not blended is placed when a cache is opened.)
+    bringing stored state into host memory, `extract` making it now, `place` rotating and copying
+    before a cache is opened, `blend` computing online. (Most is placed when a cache is opened.)
 
     loaded_bytes: stored state it was made from; recomputed: token·layer products of `blend`
     (every layer over every token is what full recompute does)."""

@@ -40,7 +40,7 @@ class Naive(Stored):
             kept.append(self._thin(prefix, segment, len(ids)))
             ids += segment.identity.token_ids
         composition = Composition(prefix.backbone, torch.cat(kept, dim=3), ids)
-        return Prefilled.of(got, composition, blend=prefix.backbone.now() - start)
+        return Prefilled.of(got, composition, place=prefix.backbone.now() - start)
 
     def _thin(self, prefix: Composition, segment: Segment, offset: int) -> Tensor:
         """The kept entries [layers, 2, kv_heads, ceil(n / ratio), head_dim], keys rotated."""

@@ -234,6 +234,7 @@ def _bench(joined: Joined) -> Section:
             str(c["documents"]),
             str(c["entries"]),
             _seconds(c["ready"]["median"]),
+            f"{_seconds(c['ready']['least'])} to {_seconds(c['ready']['most'])}",
             f"{c['speedup']:.1f}",
             _seconds(c["disk"]["median"]) if c["disk"] else "–",
             _seconds(c["cold"]["median"]) if c["cold"] else "–",
@@ -241,18 +242,19 @@ def _bench(joined: Joined) -> Section:
             f"{c['decode_tokens_per_second']:.1f}",
             _mega(c["peak_bytes"]),
             _mega(c["stored_bytes"]),
+            _mega(c["loaded_bytes"]),
             _paid(c),
         )
         for c in costs
     )
     header = (
-        *("method", "tokens", "documents", "entries", "TTFT", "× faster", "disk", "cold"),
-        *("question", "tokens/s", "peak MB", "stored MB", "pays after"),
+        *("method", "tokens", "documents", "entries", "TTFT", "spread", "× faster", "disk", "cold"),
+        *("question", "tokens/s", "peak MB", "stored MB", "loaded MB", "pays after"),
     )
     text = (
         "Medians of interleaved repeats (peak: of one answer). TTFT: from the request to the "
         "documents' KV ready, kept state in memory; disk: in the store; cold: nothing kept. "
-        "× faster: than full recompute. "
+        "× faster: than full recompute. stored, loaded: KV bytes. "
         "pays after: requests until preparing once beats full recompute."
     )
     for one in summary["failed"]:
