@@ -134,7 +134,9 @@ def _qa(joined: Joined) -> Section:
         "The same questions over the same documents, by each method and under controls. "
         "wrongdoc: another question's documents; budget: raw text cut to as many entries; noctx: "
         "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
-        "token; KL and top-1 agreement are with full recompute, along its own answer."
+        "token; KL and top-1 agreement are with full recompute, along its own answer. "
+        "Sets whose training split an extractor has seen (its card names them) are "
+        "in-distribution for it."
     )
     header, expected = bars_table(joined.bars)
     header[0] = "expected of an extractor"
