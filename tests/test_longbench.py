@@ -154,9 +154,17 @@ def engine(embedded):
 
 
 @pytest.mark.embedded
-def test_full_recompute_equals_generate_on_the_official_prompt(embedded):
+def test_full_recompute_equals_generate_on_the_official_prompt(embedded, monkeypatch):
     engine = Engine(embedded, None)
     tokenizer = embedded.tokenizer
+    answered, original = [], protocols.decode
+
+    def decode(*args):
+        (found,), times = original(*args)
+        answered.append(found.token_ids)
+        return [found], times
+
+    monkeypatch.setattr(protocols, "decode", decode)
     for name in ("hotpotqa", "trec"):
         one = record(name, all_classes=["Person"], answers=["Person"])
         row = protocols.answer_official(engine, name, one)
@@ -170,8 +178,11 @@ def test_full_recompute_equals_generate_on_the_official_prompt(embedded):
         out = embedded.model.generate(
             ids, max_new_tokens=TASKS[name].max_new_tokens, do_sample=False
         )
-        expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        assert row["prediction"] == expected and row["cut_tokens"] == 0
+        ends = embedded.model.generation_config.eos_token_id
+        expected = [token for token in out[0, ids.shape[1] :].tolist() if token != ends]
+        assert answered[-1] == expected and row["cut_tokens"] == 0
+        assert row["prediction"] == tokenizer.decode(expected, skip_special_tokens=True)
+        assert row["cost"]["recomputed"] == (ids.shape[1] - 1) * embedded.num_layers
         assert row["ttft"] > row["question"]  # the prefill of the whole prompt is in it
 
 
