@@ -1,13 +1,17 @@
 """What requests cost: every figure is what its name says, and methods are compared fairly."""
 
 import json
+import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from c2kv.backbone import Backbone
 from c2kv.cli.main import main
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
+from c2kv.evaluation import latency
 from c2kv.evaluation.latency import Spread, measure, random_documents
 from c2kv.evaluation.report.sections import read_sections
 from c2kv.extractor import Extractor
@@ -132,3 +136,25 @@ def test_a_point_that_fails_loses_no_other(engine, monkeypatch, tmp_path, capsys
     assert failed["tokens"] == 512 and "400" in failed["error"]
     (section,) = read_sections([out])
     assert f"FAILED: 512 tokens in 2 documents: {failed['error']}" in section.text
+
+
+def test_preparing_pays_off_after_as_many_requests_as_it_takes(engine):
+    (full, reuse) = measure(engine, ["recompute", "reuse"], 64, 2, repeats=1)
+    ready, cold = Spread(1.0, 1.0, 1.0), Spread(9.0, 9.0, 9.0)
+    cost = replace(reuse, ready=ready, cold=cold)
+    # 8 seconds spent once, 4 saved by every request.
+    assert latency._compared(cost, 5.0).break_even == 2.0
+    assert latency._compared(cost, 5.0).speedup == 5.0
+    assert latency._compared(cost, 0.5).break_even is None  # slower than what it replaces
+    assert latency._compared(replace(cost, cold=None), 5.0).break_even is None
+    assert full.speedup == 1.0
+
+
+def test_peak_memory_is_what_was_held_at_most():
+    pytest.importorskip("psutil")
+    with latency._peak(torch.device("cpu")) as peak:
+        held = torch.ones(64 * 2**20)  # 256 MiB
+        time.sleep(0.05)
+        del held
+        time.sleep(0.05)
+    assert 250 * 2**20 < peak() < 400 * 2**20
