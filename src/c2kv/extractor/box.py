@@ -8,7 +8,11 @@ from c2kv.extractor.config import CONFIG_FILE, ExtractorConfig
 
 FOLDER = Path(__file__).parents[1] / "extractors"
 # The one to prefer for a backbone comes first.
-NAMES: tuple[str, ...] = ("smollm2-135m-residual-k4",)
+NAMES: tuple[str, ...] = (
+    "smollm2-135m-residual-k4",
+    "smollm2-135m-residual-multi",
+    "smollm2-135m-plain-k4",
+)
 
 
 def box() -> dict[str, Path]:
