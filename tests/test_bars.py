@@ -88,6 +88,11 @@ def test_what_has_no_meaning_is_neither_met_nor_missed():
     assert bars({"recompute": scores(1), "noctx": scores(1)}) == []
 
 
+def test_methods_registered_elsewhere_have_bars_too():
+    (gap, ratio) = bars({"mine-7": scores(4, 1.0), "wrongdoc:mine-7": scores(2, 3.0)})
+    assert (gap.method, gap.value, ratio.value) == ("mine-7", 2.0, 2.0)
+
+
 def test_the_table_says_what_is_missed():
     columns, rows = bars_table(tuple(bars(MEAN)))
     assert columns == ["", "bar", "c2kv-residual", "c2kv-plain"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from c2kv.evaluation.conditions import Condition
+from c2kv.evaluation.conditions import split
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ def bars(mean: Mapping[str, Mapping[str, float]]) -> list[Bar]:
     """Bars of every method that was also asked with wrong documents; those that lack a control
     are left out. mean: F1 and NLL by condition."""
     found = []
-    scored = {Condition.of(name): scores for name, scores in mean.items() if "f1" in scores}
-    for condition, scores in scored.items():
-        if condition.control is not None:
+    scored = {name: scores for name, scores in mean.items() if "f1" in scores}
+    for name, scores in scored.items():
+        control, method = split(name)
+        if control is not None:
             continue
-        of = {c.control: other for c, other in scored.items() if c.method == condition.method}
-        of |= {c.name: other for c, other in scored.items() if c.name in SHARED and c != condition}
+        of = {split(n)[0]: other for n, other in scored.items() if split(n)[1] == method}
+        of |= {n: other for n, other in scored.items() if n in SHARED and n != name}
         if "wrongdoc" not in of:
             continue
-        name = condition.name
         found.append(Bar(name, "NLL gap to wrongdoc", of["wrongdoc"]["nll"] - scores["nll"], 1.0))
         for against, limit in _RATIOS:
             if against in of:

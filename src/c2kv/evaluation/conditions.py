@@ -17,6 +17,13 @@ CONTROLS = ("wrongdoc", "shuffled", "budget", "noctx")
 DEFAULT = ("recompute", "reuse", "c2kv", *CONTROLS, "random")
 
 
+def split(name: str) -> tuple[str | None, str]:
+    """The control (None for a method itself) and the method that a condition's name stands for,
+    unchecked: a report may name methods that were registered where its run was made."""
+    control, _, method = name.partition(":")
+    return (control, method or "c2kv") if control in CONTROLS else (None, name)
+
+
 @dataclass(frozen=True)
 class Condition:
     """name as users write it; control: None for the method itself."""
@@ -28,9 +35,8 @@ class Condition:
     @classmethod
     def of(cls, name: str) -> Condition:
         """Raises ConfigError when control or method is unknown."""
-        control, _, method = name.partition(":")
-        if control in CONTROLS:
-            return cls(name, control, check(method or "c2kv"))
-        if method:
-            raise ConfigError(f"control '{control}' is unknown; use one of {', '.join(CONTROLS)}")
-        return cls(name, None, check(name))
+        control, method = split(name)
+        if control is None and ":" in name:
+            given = name.partition(":")[0]
+            raise ConfigError(f"control '{given}' is unknown; use one of {', '.join(CONTROLS)}")
+        return cls(name, control, check(method))

@@ -172,14 +172,12 @@ def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
     start, stop, front, back = 0, len(pieces), 0, 0
     while start < stop:  # the shorter end grows, while it can
         first, last = len(pieces[start][1]), len(pieces[stop - 1][1])
-        if front <= back and front + first + back <= room:
-            front, start = front + first, start + 1
-        elif front + back + last <= room:
-            back, stop = back + last, stop - 1
-        elif front + first + back <= room:
+        if front + back + min(first, last) > room:
+            break
+        if front + back + first <= room and (front <= back or front + back + last > room):
             front, start = front + first, start + 1
         else:
-            break
+            back, stop = back + last, stop - 1
     kept = pieces[:start] + pieces[stop:]
     if not kept:
         raise DocumentError(

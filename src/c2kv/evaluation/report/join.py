@@ -55,8 +55,8 @@ def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
     sets: dict[str, dict[str, Any]] = {name: {} for name in group[0][1][scores]}
     checked: list[Bar] = []
     for run, summary in group:
-        own = summary["mean"] if asks else {}
-        for bar in bars({**_shared(group, summary), **own}):
+        own = summary["mean"]
+        for bar in bars({**_shared(group, summary), **own}) if asks else ():
             if bar.method in own:
                 named = bar.method if times[bar.method] == 1 else f"{bar.method} ({run})"
                 checked.append(replace(bar, method=named))
