@@ -3,6 +3,8 @@
 import hashlib
 import json
 import zipfile
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -167,7 +169,7 @@ def test_full_recompute_equals_generate_on_the_official_prompt(embedded, monkeyp
     monkeypatch.setattr(protocols, "decode", decode)
     for name in ("hotpotqa", "trec"):
         one = record(name, all_classes=["Person"], answers=["Person"])
-        row = protocols.answer_official(engine, name, one)
+        (row,) = protocols.answer_official(engine, name, [one])
         prompt = official_prompt(name, one)
         if name == "hotpotqa":
             turns = [{"role": "user", "content": prompt}]
@@ -195,7 +197,7 @@ def test_long_prompts_are_cut_in_the_middle_of_the_raw_prompt(engine):
     assert cut == tokenizer.decode(ids[:10]) + tokenizer.decode(ids[-10:])
     assert left_out == len(ids) - 20
     assert protocols.middle_cut(tokenizer, text, len(ids)) == (text, 0)
-    row = protocols.answer_official(engine, "hotpotqa", record(context=text), max_length=60)
+    (row,) = protocols.answer_official(engine, "hotpotqa", [record(context=text)], max_length=60)
     assert row["cut_tokens"] > 0
 
 
@@ -207,10 +209,12 @@ def test_samsum_ends_at_a_newline_but_not_at_once(engine, monkeypatch):
         protocols, "decode", lambda c, q, options: asked.append(options) or original(c, q, options)
     )
     newline = engine.backbone.tokenizer("\n").input_ids[-1]
-    protocols.answer_official(engine, "samsum", record("samsum"))
-    protocols.answer_official(engine, "qmsum", record("qmsum"))
-    assert newline in asked[0].stop_ids and asked[0].min_new_tokens == 1
-    assert newline not in asked[1].stop_ids and asked[1].min_new_tokens == 0
+    protocols.answer_official(engine, "samsum", [record("samsum")])
+    samsum = asked.pop()
+    protocols.answer_official(engine, "qmsum", [record("qmsum")])
+    qmsum = asked.pop()
+    assert newline in samsum.stop_ids and samsum.min_new_tokens == 1
+    assert newline not in qmsum.stop_ids and qmsum.min_new_tokens == 0
 
 
 @pytest.mark.embedded
@@ -219,12 +223,12 @@ def test_methods_read_the_same_documents_and_differ_in_cost(engine):
     names = [*methods, "wrongdoc:reuse", "budget:epic-4", "noctx"]
     conditions = [Condition.of(name) for name in names]
     other = record(context="Passage 1:\nHay\nHay is dry.\n")
-    rows = protocols.answer_paper(engine, "hotpotqa", record(), conditions, other)
+    rows = protocols.answer_paper(engine, "hotpotqa", [record()], conditions, [other])
     assert [row["condition"] for row in rows] == names
     assert len({row["prompt"] for row in rows[: len(methods)]}) == 1
     assert rows[4]["source_tokens"] < rows[0]["source_tokens"] > rows[6]["source_tokens"]
     with pytest.raises(ConfigError, match="needs two samples"):
-        protocols.answer_paper(engine, "hotpotqa", record(), conditions)
+        protocols.answer_paper(engine, "hotpotqa", [record()], conditions)
     by_name = {row["condition"]: row for row in rows}
     assert by_name["epic-999"]["prediction"] == by_name["recompute"]["prediction"]
     assert by_name["reuse"]["cost"]["recomputed"] == 0 < by_name["epic-4"]["cost"]["recomputed"]
@@ -282,17 +286,19 @@ def test_the_command_resumes_and_never_mixes_protocols(engine, tmp_path, monkeyp
 def test_failed_samples_are_recorded_and_fail_the_run(engine, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("c2kv.cli.longbench.load_engine", lambda args: engine)
     rows = [record(_id="fine"), record(_id="empty", context="***"), record(_id="large")]
-    answer = protocols.answer_paper
+    rows[2]["context"] = "Passage 1:\nIt is large.\n"
+    prefill = engine.prefill
 
-    def full(engine, name, row, *rest):
-        if row["_id"] == "large":
+    def full(documents, method):
+        if "large" in engine.backbone.tokenizer.decode(documents[0].pieces[0]):
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
-        return answer(engine, name, row, *rest)
+        return prefill(documents, method)
 
-    monkeypatch.setattr(protocols, "answer_paper", full)
+    monkeypatch.setattr(engine, "prefill", full)
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     out = tmp_path / "run"
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "recompute", "--json"]
+    command += ["--batch", "2"]
     assert main([*command, "--out", str(out), "--data", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert "2 samples failed" in captured.err
@@ -348,6 +354,48 @@ def test_records_come_from_the_hubs_archive(monkeypatch, tmp_path):
 
 
 @pytest.mark.embedded
+def test_answers_do_not_depend_on_the_batch(engine, monkeypatch):
+    """Three samples of other lengths, at once or one by one, by either protocol."""
+    texts = ("Hay is dry.", "Straw is yellow and hollow, and of little weight.", "Rain. " * 50)
+    records = [
+        record("samsum", _id=str(i), context=f"Dialogue: {text}\n") for i, text in enumerate(texts)
+    ]
+    others = [*records[1:], records[0]]
+    conditions = [
+        Condition.of(name) for name in ("recompute", "reuse", "epic-4", "wrongdoc:reuse", "noctx")
+    ]
+
+    def answered(*rows):
+        kept = ("id", "condition", "prompt", "prediction", "score", "finish_reason", "entries")
+        every = [[row[name] for name in kept] for some in rows for row in some]
+        return sorted(every, key=lambda row: row[:2])
+
+    paper = partial(protocols.answer_paper, engine, "samsum")
+    together = answered(paper(records, conditions, others))
+    alone = [paper([one], conditions, [other]) for one, other in zip(records, others, strict=True)]
+    assert together == answered(*alone) and len({row[3] for row in together}) > 3
+    official = partial(protocols.answer_official, engine, "samsum")
+    assert answered(official(records)) == answered(*(official([one]) for one in records))
+
+
+@pytest.mark.embedded
+def test_the_time_to_a_first_token_is_of_one_sample_alone(engine, monkeypatch):
+    """Not a share of the batch's: that is no request's wait."""
+    sizes, original = [], protocols.decode
+
+    def decode(compositions, questions, options):
+        sizes.append((len(questions), options.max_new_tokens))
+        found, times = original(compositions, questions, options)
+        return found, replace(times, compose=len(questions), question=10 * len(questions))
+
+    monkeypatch.setattr(protocols, "decode", decode)
+    records = [record(_id=str(i)) for i in range(3)]
+    rows = protocols.answer_paper(engine, "hotpotqa", records, [Condition.of("reuse")])
+    assert sizes == [(1, 1)] * 3 + [(3, 32)]
+    assert all(1 <= row["ttft"] < 2 and row["question"] == 10 for row in rows)
+
+
+@pytest.mark.embedded
 def test_a_method_that_fails_fails_alone(engine, monkeypatch):
     whole = engine.prefill
 
@@ -358,7 +406,7 @@ def test_a_method_that_fails_fails_alone(engine, monkeypatch):
 
     monkeypatch.setattr(engine, "prefill", prefill)
     conditions = [Condition.of(name) for name in ("reuse", "recompute", "noctx")]
-    rows = protocols.answer_paper(engine, "hotpotqa", record(), conditions)
+    rows = protocols.answer_paper(engine, "hotpotqa", [record()], conditions)
     assert [row.get("error") for row in rows] == ["CUDA out of memory.", None, None]
     assert [row["condition"] for row in rows] == ["reuse", "recompute", "noctx"]
 
@@ -388,11 +436,15 @@ def test_wrong_documents_are_those_of_the_next_sample(engine, tmp_path, monkeypa
     (tmp_path / "hotpotqa.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     seen = []
 
-    def answer(engine, name, row, conditions, other):
-        seen.append((row["_id"], other["_id"]))
-        return [{"id": row["_id"], "condition": c.name, "error": "x"} for c in conditions]
+    def answer(engine, name, rows, conditions, others):
+        seen.append([(row["_id"], other["_id"]) for row, other in zip(rows, others, strict=True)])
+        return [
+            {"id": row["_id"], "condition": c.name, "error": "x"}
+            for row in rows
+            for c in conditions
+        ]
 
     monkeypatch.setattr(protocols, "answer_paper", answer)
     command = ["eval", "longbench", "--tasks", "hotpotqa", "--methods", "reuse,wrongdoc:reuse"]
-    assert main([*command, "--data", str(tmp_path)]) == 1
-    assert seen == [("a", "b"), ("b", "c"), ("c", "a")]
+    assert main([*command, "--data", str(tmp_path), "--batch", "2"]) == 1
+    assert seen == [[("a", "b"), ("b", "c")], [("c", "a")]]

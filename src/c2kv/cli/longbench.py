@@ -50,6 +50,9 @@ def add_command(
     )
     bench.add_argument("-n", "--limit", type=whole_number(1), help="samples a task (default all)")
     bench.add_argument("--max-length", type=whole_number(2), help="official: cut prompts to N")
+    bench.add_argument(
+        "--batch", type=whole_number(1), default=1, help="samples answered at once (default 1)"
+    )
     add_out_options(bench)
     add_engine_options(bench, documents=None)
     bench.add_argument(
@@ -76,7 +79,7 @@ def run_longbench(args: argparse.Namespace) -> int:
         raise ConfigError("which samples? give --data a folder of NAME.jsonl, or hub")
     tasks = args.tasks or list(DEFAULT_TASKS)
     records = {name: load_records(name, args.data, args.limit) for name in tasks}
-    if any(condition.control == "wrongdoc" for condition in conditions):
+    if _astray(conditions):
         for name, samples in records.items():
             if len({sample["context"] for sample in samples}) < 2:
                 raise ConfigError(
@@ -98,19 +101,10 @@ def _run(
     records: dict[str, list[dict[str, Any]]],
     folder: Path,
 ) -> int:
-    import torch
     from tqdm import tqdm
 
-    from c2kv.errors import C2KVError
     from c2kv.evaluation.protocols import answer_official, answer_paper
-    from c2kv.evaluation.run import (
-        SUMMARY,
-        Run,
-        first_line,
-        manifest,
-        rows_digest,
-        write_json,
-    )
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
 
     methods = [condition.name for condition in conditions]
     names = ("protocol", "limit", "max_length")
@@ -118,34 +112,30 @@ def _run(
     settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
     described = manifest(engine, conditions, settings)
     run = Run(folder, described)
+    astray = _astray(conditions)
     for name, samples in records.items():
         done = run.done(name, conditions)
         run.keep(name, done)
         left = [record for record in samples if record["_id"] not in done]
-        bar = tqdm(
-            left,
+        with tqdm(
             total=len(samples),
-            initial=len(samples) - len(left),
+            initial=len(done),
             desc=name,
             unit="sample",
             file=sys.stderr,
             leave=False,
             disable=None,
-        )
-        for record in bar:
-            at = samples.index(record)
-            rotated = (*samples[at + 1 :], *samples[:at])
-            other = next((one for one in rotated if one["context"] != record["context"]), None)
-            try:
+        ) as bar:
+            for start in range(0, len(left), args.batch):
+                some = left[start : start + args.batch]
                 if args.protocol == "official":
-                    rows = [answer_official(engine, name, record, args.max_length)]
+                    rows = answer_official(engine, name, some, args.max_length)
                 else:
-                    rows = answer_paper(engine, name, record, conditions, other)
-            except (C2KVError, torch.OutOfMemoryError) as error:
-                failed = {"id": record["_id"], "error": first_line(error)}
-                rows = [{**failed, "condition": method} for method in methods]
-            run.append(name, rows)
-            engine.forget()  # the next sample's documents are other ones
+                    others = [_next_foreign(samples, one) for one in some] if astray else ()
+                    rows = answer_paper(engine, name, some, conditions, others)
+                run.append(name, rows)
+                engine.forget()  # the next samples' documents are other ones
+                bar.update(len(some))
     summaries = {name: summarize(run.rows(name), methods) for name in records}
     result = {"manifest": described, "tasks": summaries, "mean": _mean(summaries, methods)}
     write_json(folder / SUMMARY, result)
@@ -154,6 +144,17 @@ def _run(
     if bad:
         print(f"c2kv: {bad} samples failed; see 'error' in the samples", file=sys.stderr)
     return 1 if bad else 0
+
+
+def _astray(conditions: list[Condition]) -> bool:
+    return any(condition.control == "wrongdoc" for condition in conditions)
+
+
+def _next_foreign(samples: list[dict[str, Any]], one: dict[str, Any]) -> dict[str, Any]:
+    """The next sample of another context; there is one, or the command had been refused."""
+    at = samples.index(one)
+    rotated = (*samples[at + 1 :], *samples[:at])
+    return next(other for other in rotated if other["context"] != one["context"])
 
 
 def summarize(rows: list[dict[str, Any]], methods: list[str]) -> dict[str, dict[str, Any]]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 
-from c2kv.composition import Composition
 from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
@@ -49,11 +48,30 @@ def check_protocol(protocol: str, methods: Sequence[str]) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A sample in front of the model: only its answer is missing. extract: seconds before the
+    request, for what the method keeps."""
+
+    record: dict[str, Any]
+    prefilled: Prefilled
+    question: Sequence[int]
+    cut_tokens: int
+    extract: float = 0.0
+
+
 def answer_official(
-    engine: Engine, name: str, record: dict[str, Any], max_length: int | None = None
-) -> dict[str, Any]:
-    """A row of full recompute on the official prompt. max_length: its most tokens before the
-    chat template (default: what the model's positions leave)."""
+    engine: Engine, name: str, records: Sequence[dict[str, Any]], max_length: int | None = None
+) -> list[dict[str, Any]]:
+    """Rows of full recompute on the official prompts, answered as one batch. max_length: the most
+    tokens of a prompt before the chat template (default: what the model's positions leave).
+
+    A sample that fails has a row with its `error`; the others are answered all the same."""
+    ask = partial(_official, engine, name, max_length=max_length)
+    return _answers(engine, name, "recompute", [(one, partial(ask, one)) for one in records])
+
+
+def _official(engine: Engine, name: str, record: dict[str, Any], max_length: int | None) -> _Asked:
     this, backbone, tokenizer = task(name), engine.backbone, engine.backbone.tokenizer
     if max_length is None:
         max_length = backbone.max_positions - this.max_new_tokens - _TEMPLATE_TOKENS
@@ -70,9 +88,7 @@ def answer_official(
     composition = prefill(backbone, ids[:-1], room=1 + this.max_new_tokens)
     work = composition.entries * backbone.num_layers
     got = Prefilled(composition, recomputed=work, blend=backbone.now() - start)
-    row = _decode(engine, name, record, composition, ids[-1:])
-    row |= {"condition": "recompute", "cut_tokens": cut, "cost": got.cost()}
-    return {**row, "ttft": row["ttft"] + got.seconds}
+    return _Asked(record, got, ids[-1:], cut)
 
 
 # Kept free for what chat templates put around one message.
@@ -107,49 +123,61 @@ def paper_documents(engine: Engine, name: str, record: dict[str, Any]) -> list[D
     return [engine.document(text, f"{name} {i}") for i, text in enumerate(texts, 1)]
 
 
+@dataclass(frozen=True)
+class _Sample:
+    """A record as documents; wrong: those of another record, where a control asks for them."""
+
+    record: dict[str, Any]
+    documents: Sequence[Document]
+    wrong: Sequence[Document]
+    question: Sequence[int]
+    cut_tokens: int
+
+
 def answer_paper(
     engine: Engine,
     name: str,
-    record: dict[str, Any],
+    records: Sequence[dict[str, Any]],
     conditions: Sequence[Condition],
-    other: dict[str, Any] | None = None,
+    others: Sequence[dict[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """A row for each condition. What a method keeps of the documents is made before, as in
-    serving. other: the sample whose documents are the wrong ones.
+    """A row for each condition and record, the records answered as one batch. What a method keeps
+    of the documents is made before, as in serving. others: for each record, the one whose
+    documents are its wrong ones.
 
-    A condition that fails (its KV does not fit, say) has a row with its `error`; the others are
-    answered all the same. Raises DocumentError for samples without documents, ConfigError when a
-    control lacks `other`."""
-    if other is None and any(condition.control == "wrongdoc" for condition in conditions):
+    A sample that fails under a condition (its KV does not fit, say) has a row with its `error`;
+    all else is answered all the same. Raises ConfigError when a control lacks `others`."""
+    astray = any(condition.control == "wrongdoc" for condition in conditions)
+    if astray and not others:
         raise ConfigError(f"wrongdoc needs two samples of {name}; use a larger --limit")
+    rows, samples = [], []
+    for record, other in zip(records, others if astray else [None] * len(records), strict=True):
+        try:
+            samples.append(_sample(engine, name, record, other))
+        except C2KVError as error:
+            rows += [_failed(record, condition.name, error) for condition in conditions]
+    for condition in conditions:
+        asking = [(one.record, partial(_reused, engine, condition, one)) for one in samples]
+        rows += _answers(engine, name, condition.name, asking)
+    return rows
+
+
+def _sample(
+    engine: Engine, name: str, record: dict[str, Any], other: dict[str, Any] | None
+) -> _Sample:
+    """Raises DocumentError for a record without documents."""
     content = task(name).question.format(input=record["input"])
     question = engine.template.question_ids(content)
     room = engine.backbone.max_positions - len(question) - task(name).max_new_tokens
     room -= len(engine.template.prefix_ids())
     documents, cut = fit(paper_documents(engine, name, record), room)
-    wrong: list[Document] = []
-    if other is not None and any(one.control == "wrongdoc" for one in conditions):
-        wrong, _ = fit(paper_documents(engine, name, other), room)
-    rows = []
-    for condition in conditions:
-        try:
-            chosen, method = controlled(engine, condition, documents, wrong)
-            row = _answer(engine, name, record, chosen, method, question)
-        except (C2KVError, torch.OutOfMemoryError) as error:
-            row = {"id": record["_id"], "error": first_line(error)}
-        rows.append({**row, "condition": condition.name, "cut_tokens": cut})
-    return rows
+    wrong, _ = fit(paper_documents(engine, name, other), room) if other else ([], 0)
+    return _Sample(record, documents, wrong, question, cut)
 
 
-def _answer(
-    engine: Engine,
-    name: str,
-    record: dict[str, Any],
-    documents: Sequence[Document],
-    method: str,
-    question: Sequence[int],
-) -> dict[str, Any]:
-    """A method's row. Raises ConfigError when memory does not hold what was made."""
+def _reused(engine: Engine, condition: Condition, sample: _Sample) -> _Asked:
+    """Raises ConfigError when memory does not hold what was made."""
+    documents, method = controlled(engine, condition, sample.documents, sample.wrong)
     prepared = engine.extract(documents, method)
     got = engine.prefill(documents, method)
     if got.extracted or got.from_disk:
@@ -157,9 +185,8 @@ def _answer(
             f"method '{method}' keeps more of these documents than memory may hold; give "
             "segments more --memory"
         )
-    row = _decode(engine, name, record, got.composition, question)
-    cost = {**got.cost(), "extract": prepared.extract_seconds}
-    return {**row, "cost": cost, "ttft": row["ttft"] + got.seconds}
+    seconds = prepared.extract_seconds
+    return _Asked(sample.record, got, sample.question, sample.cut_tokens, seconds)
 
 
 def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
@@ -188,32 +215,66 @@ def fit(documents: Sequence[Document], room: int) -> tuple[list[Document], int]:
     return [replace(d, pieces=tuple(some)) for d, some in whole], total - used
 
 
-def _decode(
+def _answers(
     engine: Engine,
     name: str,
-    record: dict[str, Any],
-    composition: Composition,
-    question: Sequence[int],
-) -> dict[str, Any]:
-    """Answer greedily and score. `ttft` is the filling of the cache alone."""
+    condition: str,
+    asking: Sequence[tuple[dict[str, Any], Callable[[], _Asked]]],
+) -> list[dict[str, Any]]:
+    """A row for each record, put in front of the model by the function beside it."""
+    rows: list[dict[str, Any]] = []
+    asked: list[_Asked] = []
+    for record, ask in asking:
+        try:
+            asked.append(ask())
+        except (C2KVError, torch.OutOfMemoryError) as error:
+            rows.append(_failed(record, condition, error))
+    try:
+        rows += _decode(engine, name, condition, asked) if asked else []
+    except (C2KVError, torch.OutOfMemoryError) as error:
+        rows += [_failed(one.record, condition, error) for one in asked]
+    return rows
+
+
+def _failed(record: dict[str, Any], condition: str, error: Exception) -> dict[str, Any]:
+    return {"id": record["_id"], "condition": condition, "error": first_line(error)}
+
+
+def _decode(
+    engine: Engine, name: str, condition: str, asked: Sequence[_Asked]
+) -> list[dict[str, Any]]:
+    """Answer greedily and score. `ttft` and `question` are of each sample alone, whatever the
+    batch: up to the question, and the question's pass."""
     tokenizer, this = engine.backbone.tokenizer, task(name)
     options = DecodingOptions.of(engine.backbone, max_new_tokens=this.max_new_tokens)
     if name == "samsum":  # the official script ends it at a newline, after a token at least
         newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
         stop = (*options.stop_ids, newline)
         options = replace(options, stop_ids=stop, min_new_tokens=1)
-    ((decoded,), times) = decode(composition, [list(question)], options)
-    text = tokenizer.decode(decoded.token_ids, skip_special_tokens=True)
-    ids = [*composition.token_ids, *question]
-    return {
-        "id": record["_id"],
-        "prompt": hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()[:16],
-        "prediction": text,
-        "score": score(name, text, record),
-        "finish_reason": decoded.finish_reason,
-        "source_tokens": composition.question_position,
-        "entries": composition.entries,
-        "ttft": times.compose,
-        "question": times.question,
-        "decode": times.steps / max(1, times.step_tokens),
-    }
+    compositions = [one.prefilled.composition for one in asked]
+    questions = [one.question for one in asked]
+    first = replace(options, max_new_tokens=1)
+    times = [decode(c, [q], first)[1] for c, q in zip(compositions, questions, strict=True)]
+    decoded, _ = decode(compositions, questions, options)
+    rows = []
+    for one, found, took in zip(asked, decoded, times, strict=True):
+        text = tokenizer.decode(found.token_ids, skip_special_tokens=True)
+        composition = one.prefilled.composition
+        ids = [*composition.token_ids, *one.question]
+        rows.append(
+            {
+                "id": one.record["_id"],
+                "condition": condition,
+                "prompt": hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()[:16],
+                "prediction": text,
+                "score": score(name, text, one.record),
+                "finish_reason": found.finish_reason,
+                "source_tokens": composition.question_position,
+                "entries": composition.entries,
+                "cut_tokens": one.cut_tokens,
+                "cost": {**one.prefilled.cost(), "extract": one.extract},
+                "ttft": one.prefilled.seconds + took.compose,
+                "question": took.question,
+            }
+        )
+    return rows

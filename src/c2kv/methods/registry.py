@@ -54,7 +54,7 @@ def build(name: str, materials: Materials) -> Method:
 
 def refuse(name: str, family: str) -> ConfigError:
     """The error for parameters that a family does not have."""
-    return ConfigError(f"method '{name}' is none of {family}; write {FAMILIES[family].form}")
+    return ConfigError(f"method '{name}' cannot be read; write {FAMILIES[family].form}")
 
 
 for _name, _form, _summary in (
