@@ -103,11 +103,19 @@ def test_swapping_documents_moves_their_entries_and_nothing_else(llama):
 def test_uncompressed_documents_in_place_equal_full_recompute(backbone):
     """The backbone's own KV, before RoPE, placed by the same path as C2KV."""
     ids = random_ids(37)
-    segment = Segment(identity_of(backbone, ids, 1, "full"), full_kv(backbone, ids))
+    segment = Segment(identity_of(backbone, ids, 1, "full"), *full_kv(backbone, [ids]))
     composition = Composition(backbone, prefill(backbone, []).prefix, (), (segment,))
     got = question_logits(composition, QUESTION)
     expected = backbone.model(torch.tensor([ids + QUESTION])).logits[0, 37:]
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_documents_own_kv_does_not_depend_on_the_batch(backbone):
+    documents = [random_ids(n, seed=n) for n in (1, 37, 5)]
+    together = full_kv(backbone, documents)
+    for ids, kv in zip(documents, together, strict=True):
+        assert kv.shape[3] == len(ids)
+        torch.testing.assert_close(kv, *full_kv(backbone, [ids]), atol=1e-5, rtol=1e-5)
 
 
 def test_every_opened_cache_is_its_own(llama):

@@ -59,7 +59,7 @@ def test_disturbed_source_tokens_fail(backbone, monkeypatch):
 
     def disturbed(index, hidden, angles):
         calls.append(index)
-        first_pass = len(calls) <= backbone.num_layers
+        first_pass = len(calls) < backbone.num_layers  # of the last layer only KV is computed
         return original(index, hidden if first_pass else hidden * 1.001, angles)
 
     monkeypatch.setattr(backbone, "run_layer", disturbed)

@@ -87,6 +87,7 @@ def runs(tmp_path):
     folders = []
     for kind, rest in kinds.items():
         described = {**MANIFEST, "kind": kind, "conditions": methods, "protocol": "paper"}
+        described |= {"tokens": [1024, 4096], "counts": [8]}
         folder = tmp_path / f"my-{kind}"
         folder.mkdir()
         (folder / "summary.json").write_text(json.dumps({"manifest": described, **rest}))
@@ -112,7 +113,7 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "0.92 missed",
     ):
         assert text in html, text
-    assert html.count("<svg") == 5 and html.count("<table") == 8
+    assert html.count("<svg") == 5 and html.count("<table") == 10
     assert not re.search(r'(?:src|href)="(?!#)', html.replace("xlink:href", "x"))
     assert "5 runs" in capsys.readouterr().out
     again = tmp_path / "again.html"
@@ -165,9 +166,36 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     assert f"c2kv ({other})" in table.header
 
 
+def test_controls_are_in_tables_but_no_choice_of_speed():
+    """Their TTFT is of other documents, of fewer, or of none."""
+    one = {"c2kv": (0.01, 20.0), "reuse": (0.1, 15.0), "wrongdoc:c2kv": (0.01, 5.0)}
+    one |= {"noctx (my-run)": (0.2, 4.0), "random": (0.01, 1.0)}
+    drawn = figures.svg(figures.trade_off({"hotpotqa": one}))
+    assert ">c2kv<" in drawn and ">reuse<" in drawn
+    assert not any(name in drawn for name in ("wrongdoc", "noctx", "random"))
+
+
+def test_longbench_says_what_a_score_took(runs):
+    (section,) = read_sections([Path(runs[1])])
+    ttft, entries = section.parts[2:]
+    assert ttft.header == ("median TTFT", "recompute", "c2kv")
+    assert ttft.rows[0] == ("hotpotqa", "10.0 ms", "100.0 ms")
+    assert entries.rows[1] == ("qmsum", "9", "9")
+
+
+def test_a_bench_that_was_interrupted_says_so(runs):
+    folder = Path(runs[2])
+    assert "missing" not in read_sections([folder])[0].text
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["costs"] = [c for c in summary["costs"] if c["source_tokens"] == 1024]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert "NOT RUN to its end: 1 points are missing" in read_sections([folder])[0].text
+
+
 def test_a_bench_without_a_point_is_a_report_too(runs):
     (folder,) = [Path(run) for run in runs if run.endswith("my-bench")]
     summary = json.loads((folder / "summary.json").read_text())
+    summary["manifest"] |= {"tokens": [9], "counts": [1]}
     failed = [{"tokens": 9, "documents": 1, "error": "CUDA out of memory."}]
     (folder / "summary.json").write_text(json.dumps({**summary, "costs": [], "failed": failed}))
     (section,) = read_sections([folder])

@@ -90,7 +90,7 @@ def _prompt(backbone: Backbone) -> str:
 @torch.no_grad()
 def _invariance(backbone: Backbone) -> str:
     ids = _ids(backbone, _TEXT)
-    plain = full_kv(backbone, ids)
+    (plain,) = full_kv(backbone, [ids])
     seen: list[Tensor] = []
     hooks = [
         layer.self_attn.v_proj.register_forward_hook(lambda m, i, out: seen.append(out[0]))
@@ -130,7 +130,7 @@ def _store(backbone: Backbone) -> str:
 
 
 def _full_composition(backbone: Backbone, ids: list[int]) -> Composition:
-    segment = Segment(_identity(backbone, ids, "full", 1), full_kv(backbone, ids))
+    segment = Segment(_identity(backbone, ids, "full", 1), *full_kv(backbone, [ids]))
     return Composition(backbone, prefill(backbone, []).prefix, (), (segment,))
 
 
@@ -154,7 +154,7 @@ def _answers(backbone: Backbone) -> str:
 @torch.no_grad()
 def _far(backbone: Backbone) -> str:
     ids, question = _ids(backbone, _TEXT), _ids(backbone, _QUESTION)
-    kv = full_kv(backbone, ids)
+    (kv,) = full_kv(backbone, [ids])
     shape = (*kv.shape[:2], 1, kv.shape[2], len(ids) + len(question), kv.shape[4])
     arena = torch.empty(shape, dtype=kv.dtype, device=kv.device)
     at = Placement(_FAR, len(ids), 1, 0, len(ids))

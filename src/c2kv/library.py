@@ -81,7 +81,7 @@ class Uncompressed:
         self._backbone = backbone
 
     def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
-        return [full_kv(self._backbone, ids) for ids in documents]
+        return full_kv(self._backbone, documents)
 
 
 class SegmentLibrary:

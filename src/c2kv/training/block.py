@@ -91,8 +91,9 @@ class _BothModes(nn.Module):
 def block_loss(backbone: Backbone, group: Group) -> tuple[Tensor, int]:
     """Sum over answer tokens of next-token cross-entropy (scalar), documents each attending to
     themselves alone, and the number of tokens. Differentiable in the backbone's weights."""
-    kvs = {i: full_kv(backbone, ids) for i, ids in enumerate(group.documents)}
-    prefixes = {ids: full_kv(backbone, ids) for ids in {q.prefix for q in group.questions}}
+    kvs = dict(enumerate(full_kv(backbone, group.documents)))
+    starts = list(dict.fromkeys(q.prefix for q in group.questions))
+    prefixes = dict(zip(starts, full_kv(backbone, starts), strict=True))
     rows = []
     for q in group.questions:
         prefix = placed(backbone, prefixes[q.prefix], 0, len(q.prefix), 1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from c2kv import extras
+from c2kv.evaluation.conditions import split
 
 _PALETTE = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#9c6b4e", "#97bbf5")
 _KNOWN = {"recompute": "#57606a", "reuse": "#9498a0", "c2kv": "#4269d0"}
@@ -17,6 +18,12 @@ def _colours(methods: Sequence[str]) -> dict[str, str]:
     free = [c for c in _PALETTE if c not in _KNOWN.values()]
     others = [m for m in dict.fromkeys(methods) if m not in _KNOWN]
     return {**_KNOWN, **{m: free[i % len(free)] for i, m in enumerate(others)}}
+
+
+def _is_control(condition: str) -> bool:
+    """Whether it shows what a score is worth, and is no method to choose."""
+    name = condition.partition(" (")[0]  # what follows is the run's
+    return split(name)[0] is not None or name == "random"
 
 
 def _figure(width: float, height: float) -> Any:
@@ -56,8 +63,7 @@ def scores(by_condition: dict[str, float]) -> Any:
     colours = _colours([n for n in by_condition if ":" not in n])
     for at, name in enumerate(names):
         method = name.partition(":")[2] or name
-        control = name.split(":")[0] in ("wrongdoc", "shuffled", "budget", "noctx", "random")
-        colour = "#c8ccd2" if control else colours.get(method, "#4269d0")
+        colour = "#c8ccd2" if _is_control(name) else colours.get(method, "#4269d0")
         axes.barh(at, by_condition[name], color=colour, height=0.7)
         axes.annotate(
             f"{by_condition[name]:.1f}",
@@ -75,15 +81,18 @@ def scores(by_condition: dict[str, float]) -> Any:
 
 
 def trade_off(points: dict[str, dict[str, tuple[float, float]]]) -> Any:
-    """Score over TTFT (log), a panel a task: up and left is better (the paper's Figure 7)."""
+    """Methods' score over TTFT (log), a panel a task: up and left is better (the paper's
+    Figure 7)."""
     columns = min(4, len(points))
     rows = -(-len(points) // columns)
     figure = _figure(2.6 * columns + 0.6, 2.5 * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    methods = [m for one in points.values() for m in one]
+    methods = [m for one in points.values() for m in one if not _is_control(m)]
     colours = _colours(methods)
     for axes, (task, one) in zip(panels, points.items(), strict=False):
         for method, (ttft, score) in one.items():
+            if _is_control(method):
+                continue
             axes.scatter(ttft, score, s=46, color=colours[method], label=method, zorder=3)
         axes.set_xscale("log")
         axes.margins(0.15)

@@ -183,6 +183,11 @@ def _longbench(joined: Joined) -> Section:
         counted = str(scores[methods[0]]["scored"])
         rows.append((name + star, counted, *(_number(scores[m].get("score"), 2) for m in methods)))
     rows.append(("mean", "", *(_number(summary["mean"].get(m), 2) for m in methods)))
+    ttfts = tuple((name, *(_ttft(scores[m]) for m in methods)) for name, scores in tasks.items())
+    entries = tuple(
+        (name, *(_number(scores[m].get("entries"), 0) for m in methods))
+        for name, scores in tasks.items()
+    )
     note = (
         "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's "
         "are."
@@ -206,8 +211,14 @@ def _longbench(joined: Joined) -> Section:
         (
             Table(("task", "samples", *methods), tuple(rows), note),
             Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
+            Table(("median TTFT", *methods), ttfts),
+            Table(("KV entries", *methods), entries),
         ),
     )
+
+
+def _ttft(scores: dict[str, Any]) -> str:
+    return _seconds(scores["ttft"]) if "ttft" in scores else "–"
 
 
 def _probes(joined: Joined) -> Section:
@@ -259,6 +270,11 @@ def _bench(joined: Joined) -> Section:
         "× faster: than full recompute. stored, loaded: KV bytes. "
         "pays after: requests until preparing once beats full recompute."
     )
+    described = summary["manifest"]
+    points = {(c["source_tokens"], c["documents"]) for c in costs}
+    missing = len(described["tokens"]) * len(described["counts"]) - len(points)
+    if missing > len(summary["failed"]):
+        text += f" NOT RUN to its end: {missing - len(summary['failed'])} points are missing."
     for one in summary["failed"]:
         text += f" FAILED: {one['tokens']} tokens in {one['documents']} documents: {one['error']}."
     if not costs:
