@@ -142,7 +142,7 @@ def test_runs_over_the_same_samples_share_a_table(runs, tmp_path):
     summary["mean"] = {"block": 56.78}
     (other / "summary.json").write_text(json.dumps(summary))
     joined, alone = read_sections([Path(longbench), other, Path(qa)])
-    (table,) = [part for part in joined.parts if isinstance(part, Table)]
+    table = next(part for part in joined.parts if isinstance(part, Table))
     methods = ("recompute (my-longbench)", "c2kv", "recompute (tuned)", "block")
     assert table.header == ("task", "samples", *methods)
     assert table.rows[0] == ("hotpotqa*", "7", "12.34", "13.34", "12.34", "56.78")
@@ -161,7 +161,7 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     other.mkdir(parents=True)
     (other / "summary.json").write_text(json.dumps(summary))
     (section,) = read_sections([longbench, other])
-    (table,) = [part for part in section.parts if isinstance(part, Table)]
+    table = next(part for part in section.parts if isinstance(part, Table))
     assert table.rows[0][2:] == ("12.34", "13.34", "12.34", "77.77")
     assert f"c2kv ({other})" in table.header
 
