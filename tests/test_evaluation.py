@@ -179,7 +179,7 @@ def test_conditions_are_methods_or_controls_of_them():
 
 
 @pytest.mark.embedded
-def test_a_batch_that_does_not_fit_into_memory_is_recorded_as_failed(engine, monkeypatch):
+def test_what_memory_does_not_hold_is_answered_in_halves_or_fails(engine, monkeypatch):
     cases = make_cases(engine, RECORDS, limit=2, documents=2)
     answer = qa.decode
 
@@ -195,3 +195,28 @@ def test_a_batch_that_does_not_fit_into_memory_is_recorded_as_failed(engine, mon
     assert [row["condition"] for row in failed] == ["recompute"] * 2
     assert {row["error"] for row in failed} == {"CUDA out of memory."}
     assert all("f1" in row for row in rows if row["condition"] == "noctx")
+
+    def small(compositions, *rest):
+        if len(compositions) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return answer(compositions, *rest)
+
+    monkeypatch.setattr(qa, "decode", answer)
+    (whole,) = evaluate(engine, cases, chosen, max_new_tokens=4)
+    monkeypatch.setattr(qa, "decode", small)
+    (rows,) = evaluate(engine, cases, chosen, max_new_tokens=4)
+    kept = ("id", "condition", "prediction", "f1")
+    assert [[row[n] for n in kept] for row in rows] == [[row[n] for n in kept] for row in whole]
+    assert {row["batch"] for row in rows} == {1} and {row["batch"] for row in whole} == {2}
+
+
+@pytest.mark.embedded
+def test_documents_are_made_before_they_are_asked_about(engine):
+    """Methods of one library cost alike, whoever came first."""
+    engine.forget()
+    cases = make_cases(engine, RECORDS, limit=1, documents=2)
+    conditions = [Condition.of(name) for name in ("reuse", "epic-2")]
+    (rows,) = evaluate(engine, cases, conditions, max_new_tokens=2)
+    assert [row["cost"]["extracted"] for row in rows] == [0, 0]
+    assert [row["cost"]["from_memory"] for row in rows] == [2, 2]
+    assert rows[0]["cost"]["extract"] > 0

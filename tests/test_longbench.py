@@ -309,6 +309,23 @@ def test_failed_samples_are_recorded_and_fail_the_run(engine, tmp_path, monkeypa
 
 
 @pytest.mark.embedded
+def test_samples_that_cannot_be_wrong_documents_fail_that_control_alone(engine):
+    conditions = [Condition.of(name) for name in ("reuse", "wrongdoc:reuse")]
+    others = [record(_id="empty", context="***")]
+    reuse, wrong = protocols.answer_paper(engine, "hotpotqa", [record()], conditions, others)
+    assert "score" in reuse and "'empty' of hotpotqa has an empty context" in wrong["error"]
+
+
+@pytest.mark.embedded
+def test_prompts_beyond_the_models_positions_fail_alone(engine):
+    limit = engine.backbone.max_positions
+    long = record(_id="long", context="Passage 1:\n" + "word " * 2 * limit)
+    rows = protocols.answer_official(engine, "hotpotqa", [long, record()], max_length=2 * limit)
+    assert [row["id"] for row in rows if "error" in row] == ["long"]
+    assert f"has {limit}" in rows[0]["error"] and "score" in rows[1]
+
+
+@pytest.mark.embedded
 def test_no_stop_token_is_chosen_too_early(engine):
     from c2kv.decode import DecodingOptions, decode
     from c2kv.methods.recompute import prefill
@@ -330,6 +347,22 @@ def test_what_the_command_cannot_use_is_refused(tmp_path, capsys):
     assert main(command) == 1 and "give --data" in capsys.readouterr().err
     assert main([*command, "--data", str(tmp_path), "--max-length", "100"]) == 1
     assert "--max-length cuts official prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, change, says",
+    [
+        ("hotpotqa", {"answers": []}, "no 'answers'"),
+        ("trec", {"all_classes": None}, "no 'all_classes'"),
+        ("passage_retrieval_en", {"answers": ["the first"]}, "no 'answers'"),
+    ],
+)
+def test_samples_that_cannot_be_scored_are_named_before_any_work(tmp_path, name, change, says):
+    rows = [record(name, answers=["Paragraph 1"], all_classes=["Person"]), record(name, **change)]
+    (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=f"{name} 2: {says}"):
+        load_records(name, str(tmp_path))
+    assert len(load_records(name, str(tmp_path), 1)) == 1
 
 
 def test_records_come_from_the_hubs_archive(monkeypatch, tmp_path):

@@ -148,8 +148,7 @@ def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Pa
     summaries = {}
     for name, records in sets.items():
         cases = make_cases(engine, records, args.limit, args.per_question, args.seed)
-        done = run.done(name, args.conditions)
-        run.keep(name, done)
+        done = run.resume(name, args.conditions)
         left = [case for case in cases if case.id not in done]
         with tqdm(
             total=len(cases),

@@ -114,8 +114,7 @@ def _run(
     run = Run(folder, described)
     astray = _astray(conditions)
     for name, samples in records.items():
-        done = run.done(name, conditions)
-        run.keep(name, done)
+        done = run.resume(name, conditions)
         left = [record for record in samples if record["_id"] not in done]
         with tqdm(
             total=len(samples),

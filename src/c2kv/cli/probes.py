@@ -67,8 +67,7 @@ def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], fo
     settings |= {"texts": rows_digest(some)}
     described = manifest(engine, args.conditions, settings)
     run = Run(folder, described)
-    done = run.done("probes", args.conditions)
-    run.keep("probes", done)
+    done = run.resume("probes", args.conditions)
     left = [probe.case for probe in probes if probe.case.id not in done]
     with tqdm(total=len(left), unit="probe", file=sys.stderr, leave=False, disable=None) as bar:
         for rows in evaluate(engine, left, args.conditions, max_new_tokens=24):

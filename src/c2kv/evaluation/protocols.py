@@ -15,12 +15,12 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-import torch
-
+from c2kv.composition import check_positions
 from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import C2KVError, ConfigError, DocumentError
+from c2kv.evaluation.batches import Rows, in_halves
 from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.longbench import (
@@ -62,7 +62,7 @@ class _Asked:
 
 def answer_official(
     engine: Engine, name: str, records: Sequence[dict[str, Any]], max_length: int | None = None
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Rows of full recompute on the official prompts, answered as one batch. max_length: the most
     tokens of a prompt before the chat template (default: what the model's positions leave).
 
@@ -125,11 +125,13 @@ def paper_documents(engine: Engine, name: str, record: dict[str, Any]) -> list[D
 
 @dataclass(frozen=True)
 class _Sample:
-    """A record as documents; wrong: those of another record, where a control asks for them."""
+    """A record as documents, of at most `room` tokens. other: the record whose documents are the
+    wrong ones, where a control asks for them."""
 
     record: dict[str, Any]
+    other: dict[str, Any] | None
     documents: Sequence[Document]
-    wrong: Sequence[Document]
+    room: int
     question: Sequence[int]
     cut_tokens: int
 
@@ -140,7 +142,7 @@ def answer_paper(
     records: Sequence[dict[str, Any]],
     conditions: Sequence[Condition],
     others: Sequence[dict[str, Any]] = (),
-) -> list[dict[str, Any]]:
+) -> Rows:
     """A row for each condition and record, the records answered as one batch. What a method keeps
     of the documents is made before, as in serving. others: for each record, the one whose
     documents are its wrong ones.
@@ -157,7 +159,7 @@ def answer_paper(
         except C2KVError as error:
             rows += [_failed(record, condition.name, error) for condition in conditions]
     for condition in conditions:
-        asking = [(one.record, partial(_reused, engine, condition, one)) for one in samples]
+        asking = [(one.record, partial(_reused, engine, name, condition, one)) for one in samples]
         rows += _answers(engine, name, condition.name, asking)
     return rows
 
@@ -171,13 +173,16 @@ def _sample(
     room = engine.backbone.max_positions - len(question) - task(name).max_new_tokens
     room -= len(engine.template.prefix_ids())
     documents, cut = fit(paper_documents(engine, name, record), room)
-    wrong, _ = fit(paper_documents(engine, name, other), room) if other else ([], 0)
-    return _Sample(record, documents, wrong, question, cut)
+    return _Sample(record, other, documents, room, question, cut)
 
 
-def _reused(engine: Engine, condition: Condition, sample: _Sample) -> _Asked:
-    """Raises ConfigError when memory does not hold what was made."""
-    documents, method = controlled(engine, condition, sample.documents, sample.wrong)
+def _reused(engine: Engine, name: str, condition: Condition, sample: _Sample) -> _Asked:
+    """Raises ConfigError when memory does not hold what was made, DocumentError for another
+    sample without documents."""
+    wrong: Sequence[Document] = ()
+    if condition.control == "wrongdoc" and sample.other is not None:
+        wrong, _ = fit(paper_documents(engine, name, sample.other), sample.room)
+    documents, method = controlled(engine, condition, sample.documents, wrong)
     prepared = engine.extract(documents, method)
     got = engine.prefill(documents, method)
     if got.extracted or got.from_disk:
@@ -220,29 +225,30 @@ def _answers(
     name: str,
     condition: str,
     asking: Sequence[tuple[dict[str, Any], Callable[[], _Asked]]],
-) -> list[dict[str, Any]]:
+) -> Rows:
     """A row for each record, put in front of the model by the function beside it."""
-    rows: list[dict[str, Any]] = []
-    asked: list[_Asked] = []
-    for record, ask in asking:
-        try:
-            asked.append(ask())
-        except (C2KVError, torch.OutOfMemoryError) as error:
-            rows.append(_failed(record, condition, error))
-    try:
-        rows += _decode(engine, name, condition, asked) if asked else []
-    except (C2KVError, torch.OutOfMemoryError) as error:
-        rows += [_failed(one.record, condition, error) for one in asked]
-    return rows
+
+    def answer(some: Sequence[tuple[dict[str, Any], Callable[[], _Asked]]]) -> Rows:
+        rows: Rows = []
+        asked: list[_Asked] = []
+        for record, ask in some:
+            try:
+                one = ask()
+                end = len(one.question) + task(name).max_new_tokens
+                check_positions(engine.backbone, one.prefilled.composition.question_position, end)
+                asked.append(one)
+            except C2KVError as error:
+                rows.append(_failed(record, condition, error))
+        return rows + (_decode(engine, name, condition, asked) if asked else [])
+
+    return in_halves(answer, asking, lambda one, error: _failed(one[0], condition, error))
 
 
 def _failed(record: dict[str, Any], condition: str, error: Exception) -> dict[str, Any]:
     return {"id": record["_id"], "condition": condition, "error": first_line(error)}
 
 
-def _decode(
-    engine: Engine, name: str, condition: str, asked: Sequence[_Asked]
-) -> list[dict[str, Any]]:
+def _decode(engine: Engine, name: str, condition: str, asked: Sequence[_Asked]) -> Rows:
     """Answer greedily and score. `ttft` and `question` are of each sample alone, whatever the
     batch: up to the question, and the question's pass."""
     tokenizer, this = engine.backbone.tokenizer, task(name)
@@ -272,6 +278,7 @@ def _decode(
                 "source_tokens": composition.question_position,
                 "entries": composition.entries,
                 "cut_tokens": one.cut_tokens,
+                "batch": len(asked),
                 "cost": {**one.prefilled.cost(), "extract": one.extract},
                 "ttft": one.prefilled.seconds + took.compose,
                 "question": took.question,

@@ -8,6 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import C2KVError, ConfigError
+from c2kv.evaluation.batches import Rows, in_halves
 from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.controls import controlled
 from c2kv.evaluation.metrics import f1
@@ -119,8 +121,8 @@ def evaluate(
     answer NLL (sum and tokens), KV entries and how they came about; for conditions besides
     `recompute`, when that is among them, KL and top-1 agreement with it along its own answer.
 
-    A case that a condition cannot answer (its prompt is too long, say) gets a row with its `error`;
-    so does every case of a batch that does not fit into the device's memory."""
+    A case that a condition cannot answer (its prompt is too long, or memory too small) gets a row
+    with its `error`; a batch that memory does not hold is answered in halves."""
     options = DecodingOptions.of(engine.backbone, max_new_tokens=max_new_tokens)
     ordered = sorted(conditions, key=lambda c: c.name != "recompute")
     for start in range(0, len(cases), batch):
@@ -128,12 +130,13 @@ def evaluate(
         rows: list[dict[str, Any]] = []
         references: dict[str, tuple[list[int], Tensor]] = {}
         for condition in ordered:
-            try:
-                rows += _evaluate_batch(engine, some, condition, options, references)
-            except torch.OutOfMemoryError as error:
-                failed = {"condition": condition.name, "error": first_line(error)}
-                rows += [{"id": case.id, **failed} for case in some]
+            answer = partial(_answers, engine, condition, options, references)
+            rows += in_halves(answer, some, partial(_failed, condition))
         yield rows
+
+
+def _failed(condition: Condition, case: Case, error: Exception) -> dict[str, Any]:
+    return {"id": case.id, "condition": condition.name, "error": first_line(error)}
 
 
 @dataclass(frozen=True)
@@ -141,24 +144,25 @@ class _Ready:
     case: Case
     prefilled: Prefilled
     question: list[int]
+    extract: float
 
 
-def _evaluate_batch(
+def _answers(
     engine: Engine,
-    cases: Sequence[Case],
     condition: Condition,
     options: DecodingOptions,
     references: dict[str, tuple[list[int], Tensor]],
-) -> list[dict[str, Any]]:
+    cases: Sequence[Case],
+) -> Rows:
     """Rows of one condition. `references` (by case: full recompute's answer, and its logits
     along it) is filled by `recompute` and read by the others."""
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     ready: list[_Ready] = []
     for case in cases:
         try:
             ready.append(_prefill(engine, case, condition, options.max_new_tokens))
         except C2KVError as error:
-            rows.append({"id": case.id, "condition": condition.name, "error": str(error)})
+            rows.append(_failed(condition, case, error))
     if not ready:
         return rows
     compositions = [one.prefilled.composition for one in ready]
@@ -197,18 +201,22 @@ def _evaluate_batch(
                 "answer_tokens": tokens,
                 "finish_reason": found.finish_reason,
                 "entries": one.prefilled.composition.entries,
+                "batch": len(ready),
                 **faithful,
-                "cost": one.prefilled.cost(),
+                "cost": {**one.prefilled.cost(), "extract": one.extract},
             }
         )
     return rows
 
 
 def _prefill(engine: Engine, case: Case, condition: Condition, new_tokens: int) -> _Ready:
-    """Raises C2KVError when the case cannot be put in front of the model."""
+    """What the method keeps is made before, as in serving. Raises C2KVError when the case cannot
+    be put in front of the model."""
     documents, method = controlled(engine, condition, case.documents, case.wrong)
     (question,), _ = engine.check([case.question], documents, max_new_tokens=new_tokens)
-    return _Ready(case, engine.prefill(documents, method), question)
+    before = engine.extract(documents, method).extract_seconds
+    got = engine.prefill(documents, method)
+    return _Ready(case, got, question, before + got.extract)
 
 
 def _digest(one: _Ready) -> str:

@@ -19,8 +19,6 @@ from c2kv.methods.block import CONFIG_KEY
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
 FORMAT = 1  # of manifests, samples and summaries: raised when what they hold changes
-# What may differ between a run and its continuation. (Not the machine: a run has timings.)
-_INCIDENTAL = ("versions",)
 
 
 def manifest(
@@ -106,11 +104,14 @@ class Run:
         if path.exists():
             there = read_json(path)
             for key in sorted(set(described) | set(there)):
-                if key not in _INCIDENTAL and there.get(key) != described.get(key):
+                was, now = there.get(key), described.get(key)
+                if was != now:
+                    if isinstance(was, dict) and isinstance(now, dict):
+                        part = next(n for n in {**was, **now} if was.get(n) != now.get(n))
+                        key, was, now = f"{key}: {part}", was.get(part), now.get(part)
                     raise ConfigError(
                         f"run '{folder}' was made with another {key.replace('_', ' ')} "
-                        f"({there.get(key)!r:.80}, now {described.get(key)!r:.80}); choose another "
-                        "--out, or remove it"
+                        f"({was!r:.80}, now {now!r:.80}); choose another --out, or remove it"
                     )
         else:
             folder.mkdir(parents=True, exist_ok=True)
@@ -120,22 +121,21 @@ class Run:
         """The samples of a set so far. What an interrupted write left is dropped."""
         return read_rows(self.folder / f"{name}.jsonl")
 
-    def done(self, name: str, conditions: Sequence[Condition]) -> set[str]:
-        """Ids of the set's cases that have a scored sample under every condition."""
+    def resume(self, name: str, conditions: Sequence[Condition]) -> set[str]:
+        """Ids of the set's cases that have a scored sample under every condition. The samples of
+        others are forgotten: they are about to be answered again."""
         scored: dict[str, set[str]] = {}
         for row in self.rows(name):
             if "error" not in row:
                 scored.setdefault(row["id"], set()).add(row["condition"])
         wanted = {condition.name for condition in conditions}
-        return {case for case, have in scored.items() if wanted <= have}
-
-    def keep(self, name: str, ids: set[str]) -> None:
-        """Forget the samples of other cases, which are about to be answered again."""
-        kept = [row for row in self.rows(name) if row["id"] in ids]
+        done = {case for case, have in scored.items() if wanted <= have}
+        kept = [row for row in self.rows(name) if row["id"] in done]
         path = self.folder / f"{name}.jsonl"
         partial = path.with_suffix(".partial")
         partial.write_text("".join(map(_line, kept)), encoding="utf-8")
         os.replace(partial, path)
+        return done
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
@@ -146,7 +146,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a samples file; a last line cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = path.read_bytes().split(b"\n")[:-1]  # the cut may go through a character
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
