@@ -45,7 +45,9 @@ def main():
         engine = Engine(backbone, extractors, FolderStore(folder))
         for tokens in args.tokens:
             count = tokens // SEGMENT
-            costs = measure(engine, args.methods, tokens, count, args.repeats, cold=False)
+            costs, failed = measure(engine, args.methods, tokens, count, args.repeats, cold=False)
+            if failed:
+                raise SystemExit(f"{tokens} source tokens: {failed}")
             by_name = {cost.method: cost for cost in costs}
             full, reuse, c2kv = (by_name[name] for name in ("recompute", "reuse", "c2kv"))
             for cost in costs:

@@ -113,7 +113,7 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "0.92 missed",
     ):
         assert text in html, text
-    assert html.count("<svg") == 5 and html.count("<table") == 10
+    assert html.count("<svg") == 5 and html.count("<table") == 11
     assert not re.search(r'(?:src|href)="(?!#)', html.replace("xlink:href", "x"))
     assert "5 runs" in capsys.readouterr().out
     again = tmp_path / "again.html"
@@ -196,10 +196,10 @@ def test_a_bench_without_a_point_is_a_report_too(runs):
     (folder,) = [Path(run) for run in runs if run.endswith("my-bench")]
     summary = json.loads((folder / "summary.json").read_text())
     summary["manifest"] |= {"tokens": [9], "counts": [1]}
-    failed = [{"tokens": 9, "documents": 1, "error": "CUDA out of memory."}]
+    failed = [{"source_tokens": 9, "documents": 1, "method": "reuse", "error": "CUDA out."}]
     (folder / "summary.json").write_text(json.dumps({**summary, "costs": [], "failed": failed}))
     (section,) = read_sections([folder])
-    assert not section.parts and "9 tokens in 1 documents: CUDA out of memory" in section.text
+    assert not section.parts and "reuse failed with 9 tokens in 1 documents: CUDA" in section.text
 
 
 def test_failures_are_told_and_what_has_no_score_has_no_bar(runs):

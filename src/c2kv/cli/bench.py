@@ -66,19 +66,18 @@ def run_bench(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    import torch
     from tqdm import tqdm
 
     from c2kv.errors import C2KVError
     from c2kv.evaluation.conditions import Condition
-    from c2kv.evaluation.latency import measure
-    from c2kv.evaluation.run import SUMMARY, Run, first_line, manifest, write_json
+    from c2kv.evaluation.latency import failure, measure
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, read_json, write_json
 
     if "recompute" not in args.methods:
         raise ConfigError("speedups are against full recompute; add recompute to --methods")
     engine = load_engine(args)
     points = [(tokens, count) for tokens in args.tokens for count in args.counts]
-    work = len(points) * len(args.methods) * ((3 - args.no_cold) * args.repeats + 1)
+    work = len(args.methods) * ((3 - args.no_cold) * args.repeats + 1)
     conditions = [Condition.of(name) for name in args.methods]
     names = ("repeats", "tokens", "counts", "no_cold")
     settings = {"kind": "bench", **{name: getattr(args, name) for name in names}}
@@ -86,11 +85,21 @@ def _run(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {"manifest": described, "costs": [], "failed": []}
     if args.out is not None:
         Run(args.out, described)
-    costs = []
-    with tqdm(total=work, unit="request", file=sys.stderr, leave=False, disable=None) as bar:
-        for tokens, count in points:
+        if (args.out / SUMMARY).exists():
+            result = read_json(args.out / SUMMARY)
+    costs, failed = (_by_point(result[name], points) for name in ("costs", "failed"))
+    left = [point for point in points if len(costs[point]) < len(args.methods)]
+    with tqdm(
+        total=work * len(points),
+        initial=work * (len(points) - len(left)),
+        unit="request",
+        file=sys.stderr,
+        leave=False,
+        disable=None,
+    ) as bar:
+        for tokens, count in left:
             try:
-                costs += measure(
+                found, reasons = measure(
                     engine,
                     args.methods,
                     tokens,
@@ -99,36 +108,51 @@ def _run(args: argparse.Namespace) -> int:
                     not args.no_cold,
                     lambda: bar.update(1),
                 )
-            except (C2KVError, torch.OutOfMemoryError) as error:
-                failed = {"tokens": tokens, "documents": count, "error": first_line(error)}
-                result["failed"].append(failed)
-                tqdm.write(f"{tokens} tokens in {count} documents: {failed['error']}", sys.stderr)
+            except C2KVError as error:
+                found, reasons = [], {"all methods": str(error)}
+            at = {"source_tokens": tokens, "documents": count}
+            costs[tokens, count] = [asdict(cost) for cost in found]
+            failed[tokens, count] = [{**at, "method": m, "error": e} for m, e in reasons.items()]
             engine.forget()
-            result["costs"] = [asdict(cost) for cost in costs]
-            if args.out is not None:  # a later point's failure loses nothing
+            for one in failed[tokens, count]:
+                tqdm.write(failure(one), sys.stderr)
+            result["costs"] = [cost for point in points for cost in costs[point]]
+            result["failed"] = [one for point in points for one in failed[point]]
+            if args.out is not None:  # what comes later loses nothing of it
                 write_json(args.out / SUMMARY, result)
-    print(json.dumps(result, indent=2) if args.json else _table(costs))
+    print(json.dumps(result, indent=2) if args.json else _table(result["costs"]))
     return 1 if result["failed"] else 0
 
 
-def _table(costs: list[Any]) -> str:
+def _by_point(
+    rows: list[dict[str, Any]], points: list[tuple[int, int]]
+) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {point: [] for point in points}
+    for row in rows:
+        found[row["source_tokens"], row["documents"]].append(row)
+    return found
+
+
+def _table(costs: list[dict[str, Any]]) -> str:
+    from c2kv.evaluation.latency import paid
+
     rows = [
         [
-            c.method,
-            str(c.source_tokens),
-            str(c.documents),
-            str(c.entries),
-            human_seconds(c.ready.median),
-            f"{human_seconds(c.ready.least)}-{human_seconds(c.ready.most)}",
-            f"{c.speedup:.1f}×",
-            human_seconds(c.disk.median) if c.disk else "-",
-            human_seconds(c.cold.median) if c.cold else "-",
-            human_seconds(c.question),
-            f"{c.decode_tokens_per_second:.1f}",
-            "-" if c.peak_bytes is None else human_bytes(c.peak_bytes),
-            human_bytes(c.stored_bytes),
-            human_bytes(c.loaded_bytes),
-            _paid(c),
+            c["method"],
+            str(c["source_tokens"]),
+            str(c["documents"]),
+            str(c["entries"]),
+            human_seconds(c["ready"]["median"]),
+            f"{human_seconds(c['ready']['least'])}-{human_seconds(c['ready']['most'])}",
+            f"{c['speedup']:.1f}×" if c["speedup"] else "-",
+            human_seconds(c["disk"]["median"]) if c["disk"] else "-",
+            human_seconds(c["cold"]["median"]) if c["cold"] else "-",
+            human_seconds(c["question"]),
+            f"{c['decode_tokens_per_second']:.1f}",
+            "-" if c["peak_bytes"] is None else human_bytes(c["peak_bytes"]),
+            human_bytes(c["stored_bytes"]),
+            human_bytes(c["loaded_bytes"]),
+            paid(c),
         ]
         for c in costs
     ]
@@ -137,14 +161,8 @@ def _table(costs: list[Any]) -> str:
     return table(rows, header) + "\n" + _LEGEND
 
 
-def _paid(cost: Any) -> str:
-    if cost.break_even is None:
-        return "never" if cost.cold else "-"
-    return f"{cost.break_even:.1f}"
-
-
 _LEGEND = (
     "TTFT: from the request to the documents' KV ready, kept state in memory (disk: in the store;\n"
-    "cold: nothing kept). stored, loaded: KV bytes. pays after: requests until preparing once\n"
-    "beats full recompute."
+    "cold: nothing kept). stored: bytes on disk; loaded: KV bytes. pays after: requests until\n"
+    "preparing once beats full recompute."
 )

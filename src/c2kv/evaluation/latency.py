@@ -13,8 +13,8 @@ import hashlib
 import statistics
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ import torch
 from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
-from c2kv.errors import ConfigError
+from c2kv.errors import C2KVError, ConfigError
+from c2kv.evaluation.run import first_line
 
 SOURCES = ("nowhere", "memory", "disk")
 _QUESTION_TOKENS, _DECODED, _WARM_UP = 32, 17, 512
@@ -51,7 +52,8 @@ class Cost:
     TTFT, and decode_tokens_per_second what follows (medians); peak_bytes: memory above what was
     held before, through one answer (None where it cannot be measured); break_even: requests after
     which preparing once has paid off against full recompute (None: never, or cold requests were
-    not measured)."""
+    not measured); stored_bytes: on disk (of KV alone without a store); speedup: over full recompute
+    (None where that failed)."""
 
     method: str
     documents: int
@@ -69,7 +71,7 @@ class Cost:
     stored_bytes: int
     loaded_bytes: int
     recomputed: int
-    speedup: float = field(default=1.0)
+    speedup: float | None = None
     break_even: float | None = None
 
 
@@ -97,9 +99,10 @@ def measure(
     repeats: int = 3,
     cold: bool = True,
     progress: Callable[[], object] = lambda: None,
-) -> list[Cost]:
-    """The cost of each method on the same documents; speedups are against `recompute`, which must
-    be among them. cold: also request what was never stored, which takes longest.
+) -> tuple[list[Cost], dict[str, str]]:
+    """The cost of each method on the same documents, and why others failed, by name; speedups are
+    against `recompute`, which must be among them. cold: also request what was never stored, which
+    takes longest.
 
     Raises ConfigError without `recompute`, or when tokens are too few."""
     if "recompute" not in methods:
@@ -107,33 +110,54 @@ def measure(
     if tokens < count:
         raise ConfigError(f"{tokens} tokens make no {count} documents; use more tokens")
     documents = random_documents(engine, tokens, count)
+    failed: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def attempting(method: str) -> Iterator[None]:
+        """A method that fails has no more turns; the others go on."""
+        try:
+            yield
+        except (C2KVError, torch.OutOfMemoryError) as error:
+            failed[method] = first_line(error)
+
     for method in methods:  # unmeasured: what a first pass sets up
         small = random_documents(engine, max(count, min(tokens, _WARM_UP)), count, _unseen())
-        _request(engine, small, method, "nowhere")
+        with attempting(method):
+            _request(engine, small, method, "nowhere")
     runs = {(source, m): list[dict[str, Any]]() for source in SOURCES for m in methods}
 
     store = engine.libraries.store
     before = set() if store is None else {entry.key for entry in store.entries()}
 
+    def turn(source: str, method: str) -> None:
+        asked = documents
+        if source == "nowhere":
+            asked = random_documents(engine, tokens, count, _unseen())
+        if source != "memory":
+            engine.forget()
+        with attempting(method):
+            runs[source, method].append(_request(engine, asked, method, source))
+        if source == "nowhere" and store is not None:  # nothing reads it again
+            for entry in store.entries():
+                if entry.key not in before:
+                    store.remove(entry.key)
+
     def take_turns(source: str, methods: Sequence[str] = methods) -> None:
         for _ in range(repeats):
             for method in methods:
-                asked = documents
-                if source == "nowhere":
-                    asked = random_documents(engine, tokens, count, _unseen())
-                if source != "memory":
-                    engine.forget()
-                runs[source, method].append(_request(engine, asked, method, source))
-                if source == "nowhere" and store is not None:  # nothing reads it again
-                    for entry in store.entries():
-                        if entry.key not in before:
-                            store.remove(entry.key)
+                if method not in failed:
+                    turn(source, method)
                 progress()
 
     if cold:
         take_turns("nowhere")
     engine.forget()
-    stored = {method: engine.extract(documents, method).nbytes for method in methods}
+    stored = dict.fromkeys(methods, 0)
+    for method in methods:
+        if method in failed:
+            continue
+        with attempting(method):
+            stored[method] = _stored_bytes(engine, documents, method)
     take_turns("memory")
     if store is not None:
         take_turns("disk", [method for method in methods if stored[method]])
@@ -144,7 +168,13 @@ def measure(
                     progress()
     costs = {}
     for method in methods:
-        peak = _peak_bytes(engine, documents, method)
+        peak = None
+        if method not in failed:
+            with attempting(method):
+                peak = _peak_bytes(engine, documents, method)
+        progress()
+        if method in failed:
+            continue
         warm = runs["memory", method]
         parts = {name: Spread.of([run[name] for run in warm]).median for name in _PARTS}
         ready = {
@@ -166,9 +196,10 @@ def measure(
             loaded_bytes=warm[0]["loaded_bytes"],
             recomputed=warm[0]["recomputed"],
         )
-        progress()
-    full = costs["recompute"].ready.median
-    return [_compared(cost, full) for cost in costs.values()]
+    if "recompute" in costs:
+        full = costs["recompute"].ready.median
+        costs = {method: _compared(cost, full) for method, cost in costs.items()}
+    return list(costs.values()), failed
 
 
 def _unseen() -> int:
@@ -183,12 +214,21 @@ def _compared(cost: Cost, full: float) -> Cost:
     """With its speedup, and the requests after which it has paid off."""
     saved = full - cost.ready.median
     once = max(0.0, cost.cold.median - cost.ready.median) if cost.cold else None
-    values = {name: getattr(cost, name) for name in cost.__dataclass_fields__}
-    values |= {
-        "speedup": full / cost.ready.median,
-        "break_even": once / saved if once is not None and saved > 0 else None,
-    }
-    return Cost(**values)
+    paid = once / saved if once is not None and saved > 0 else None
+    return replace(cost, speedup=full / cost.ready.median, break_even=paid)
+
+
+def failure(one: Mapping[str, Any]) -> str:
+    """A sentence on a method that failed at one point."""
+    at = f"{one['source_tokens']} tokens in {one['documents']} documents"
+    return f"{one['method']} failed with {at}: {one['error']}"
+
+
+def paid(cost: Mapping[str, Any]) -> str:
+    """Requests until preparing has paid off, as text; of a Cost as a dict."""
+    if cost["break_even"] is None:
+        return "never" if cost["cold"] and cost["speedup"] else "–"
+    return f"{cost['break_even']:.1f}"
 
 
 def _request(
@@ -218,6 +258,15 @@ def _request(
         "loaded_bytes": got.loaded_bytes,
         "recomputed": got.recomputed,
     }
+
+
+def _stored_bytes(engine: Engine, documents: Sequence[Document], method: str) -> int:
+    """Bytes of what the method keeps of the documents, which is made if it is not there yet."""
+    kept, store = engine.extract(documents, method), engine.libraries.store
+    if store is None:
+        return kept.nbytes
+    keys = {segment.key for segment in kept.segments}
+    return sum(entry.nbytes for entry in store.entries() if entry.key in keys)
 
 
 def _peak_bytes(engine: Engine, documents: Sequence[Document], method: str) -> int | None:

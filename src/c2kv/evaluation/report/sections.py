@@ -9,6 +9,7 @@ from typing import Any
 
 from c2kv.errors import DataError
 from c2kv.evaluation.bars import bars_table
+from c2kv.evaluation.latency import failure, paid
 from c2kv.evaluation.longbench import IN_DISTRIBUTION
 from c2kv.evaluation.report import figures
 from c2kv.evaluation.report.join import Joined, join
@@ -248,7 +249,7 @@ def _bench(joined: Joined) -> Section:
             str(c["entries"]),
             _seconds(c["ready"]["median"]),
             f"{_seconds(c['ready']['least'])} to {_seconds(c['ready']['most'])}",
-            f"{c['speedup']:.1f}",
+            _number(c["speedup"], 1),
             _seconds(c["disk"]["median"]) if c["disk"] else "–",
             _seconds(c["cold"]["median"]) if c["cold"] else "–",
             _seconds(c["question"]),
@@ -256,7 +257,16 @@ def _bench(joined: Joined) -> Section:
             _mega(c["peak_bytes"]),
             _mega(c["stored_bytes"]),
             _mega(c["loaded_bytes"]),
-            _paid(c),
+            paid(c),
+        )
+        for c in costs
+    )
+    parts = tuple(
+        (
+            c["method"],
+            str(c["source_tokens"]),
+            str(c["documents"]),
+            *(_seconds(c[part]) for part in ("load", "blend", "compose")),
         )
         for c in costs
     )
@@ -267,16 +277,14 @@ def _bench(joined: Joined) -> Section:
     text = (
         "Medians of interleaved repeats (peak: of one answer). TTFT: from the request to the "
         "documents' KV ready, kept state in memory; disk: in the store; cold: nothing kept. "
-        "× faster: than full recompute. stored, loaded: KV bytes. "
+        "× faster: than full recompute. stored: bytes on disk; loaded: KV bytes. "
         "pays after: requests until preparing once beats full recompute."
     )
     described = summary["manifest"]
-    points = {(c["source_tokens"], c["documents"]) for c in costs}
-    missing = len(described["tokens"]) * len(described["counts"]) - len(points)
-    if missing > len(summary["failed"]):
-        text += f" NOT RUN to its end: {missing - len(summary['failed'])} points are missing."
-    for one in summary["failed"]:
-        text += f" FAILED: {one['tokens']} tokens in {one['documents']} documents: {one['error']}."
+    points = {(c["source_tokens"], c["documents"]) for c in (*costs, *summary["failed"])}
+    if missing := len(described["tokens"]) * len(described["counts"]) - len(points):
+        text += f" NOT RUN to its end: {missing} points are missing."
+    text += "".join(f" FAILED: {failure(one)}." for one in summary["failed"])
     if not costs:
         return Section(f"What a request costs: {name}", text)
     return Section(
@@ -289,14 +297,9 @@ def _bench(joined: Joined) -> Section:
                 "TTFT, memory and decode rate over context length",
             ),
             Table(header, rows),
+            Table(("parts of TTFT", "tokens", "documents", "read", "computed", "placed"), parts),
         ),
     )
-
-
-def _paid(cost: dict[str, Any]) -> str:
-    if cost["break_even"] is None:
-        return "never" if cost["cold"] else "–"
-    return f"{cost['break_even']:.1f}"
 
 
 def _seconds(value: float) -> str:
