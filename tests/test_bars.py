@@ -7,7 +7,7 @@ from c2kv.evaluation.report.join import join
 
 
 def scores(f1, nll=3.0):
-    return {"f1": f1, "nll": nll}
+    return {"f1": f1, "nll": nll, "failed": 0}
 
 
 MEAN = {
@@ -42,6 +42,11 @@ def test_each_method_is_held_against_its_own_controls():
     assert set(found) == set(expected)
     for key, (value, met) in expected.items():
         assert found[key] == (pytest.approx(value), met), key
+
+
+def test_what_was_scored_on_other_samples_is_no_measure():
+    failed = {**MEAN, "noctx": {**scores(6), "failed": 3}, "recompute": {"failed": 100}}
+    assert {bar.name for bar in bars(failed)}.isdisjoint({"F1 / noctx", "F1 / recompute"})
 
 
 def run(mean, backbone="one"):

@@ -8,7 +8,7 @@ import pytest
 from c2kv.backbone import Backbone
 from c2kv.cli.main import build_parser, main
 from c2kv.engine import Engine
-from c2kv.errors import ConfigError
+from c2kv.errors import ConfigError, DocumentError
 from c2kv.evaluation.probes import found, make_probes, tabulate
 from c2kv.extractor import Extractor
 from tiny import tiny_model
@@ -42,6 +42,10 @@ def test_strings_stand_where_they_should(engine):
         assert (end % 4 == 0) == (probe.end == "block end")
     again = make_probes(engine, TEXTS, each=2, ratio=4)
     assert [p.case for p in again] == [p.case for p in probes]
+    whole = make_probes(engine, TEXTS, each=2, ratio=1)  # no blocks, no ends of blocks
+    assert len(whole) == 12 and {p.end for p in whole} == {None}
+    row = {"id": whole[0].case.id, "condition": "reuse", "prediction": ""}
+    assert set(tabulate(whole, [row])["reuse"]) == {"all", "code", "early document"}
     with pytest.raises(ConfigError, match="2 texts make no 4"):
         make_probes(engine, TEXTS[:2], 1, 4)
 
@@ -69,7 +73,30 @@ def test_the_command(engine, monkeypatch, tmp_path, capsys):
     assert "block end" in capsys.readouterr().out
     assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result["found"]) == {"recompute", "c2kv"} and result["failed"] == 0
+    assert set(result["found"]) == {"recompute", "c2kv"} and result["failed"] == {}
+    # A run goes on where it was; what fails is named, and in no score.
+    samples = (tmp_path / "run" / "probes.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "probes.jsonl").write_text("".join(samples[:5]))
+    prefill, asked = engine.prefill, []
+
+    def some(documents, method):
+        asked.append(method)
+        if method == "recompute":
+            raise DocumentError("of no use")
+        return prefill(documents, method)
+
+    monkeypatch.setattr(engine, "prefill", some)
+    assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 1
+    captured = capsys.readouterr()
+    done = len({json.loads(line)["id"] for line in samples[:5]} & _whole(samples[:5]))
+    assert json.loads(captured.out)["failed"] == {"recompute": 12 - done}
+    assert asked.count("c2kv") == 12 - done and f"{12 - done} samples failed" in captured.err
+
+
+def _whole(lines):
+    """Ids of the cases that have both conditions' samples."""
+    ids = [json.loads(line)["id"] for line in lines]
+    return {name for name in ids if ids.count(name) == 2}
 
 
 def test_options_come_from_a_config_and_those_after_it_win(tmp_path):

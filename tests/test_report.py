@@ -74,7 +74,7 @@ def runs(tmp_path):
                 for m, r in (("recompute", 1.6), ("reuse", 0.016), ("c2kv", 0.0016))
             ],
         },
-        "probes": {"found": {"c2kv": {"all": 41.7, "block end": 50.0}}, "failed": 0},
+        "probes": {"found": {"c2kv": {"all": 41.7, "block end": 50.0}}, "failed": {"c2kv": 3}},
         "deviation": {
             "source_tokens": 3848,
             "documents": 8,
@@ -109,7 +109,8 @@ def test_html_holds_all_of_it_and_needs_nothing_else(runs, tmp_path, capsys):
         "0.1527",
         "block end",
         "plain, k = 4 (fedcba987654)",
-        "4 prompts",
+        "4 contexts",
+        "3 samples FAILED under c2kv",
         "0.92 missed",
     ):
         assert text in html, text
@@ -206,12 +207,45 @@ def test_failures_are_told_and_what_has_no_score_has_no_bar(runs):
     folder = Path(runs[0])
     summary = json.loads((folder / "summary.json").read_text())
     summary["sets"]["squad"]["noctx"] = {"scored": 0, "failed": 100}
-    summary["mean"]["noctx"] = {}
+    summary["mean"]["noctx"] = {"scored": 0, "failed": 100}
     (folder / "summary.json").write_text(json.dumps(summary))
     (section,) = read_sections([folder])
     assert "squad 100 of 100 under noctx" in section.text
     figure = next(part for part in section.parts if isinstance(part, Figure))
     assert "wrongdoc" in figure.svg and "noctx" not in figure.svg
+
+
+def test_scores_over_fewer_samples_say_so(runs):
+    folder = Path(runs[1])
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["tasks"]["qmsum"]["recompute"] |= {"scored": 5, "failed": 2}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (section,) = read_sections([folder])
+    assert section.parts[0].rows[1] == ("qmsum", "7", "12.34 (of 5)", "13.34")
+    assert "qmsum 2 of 7 under recompute" in section.text
+
+
+def test_runs_stand_side_by_side_only_where_they_can(runs, tmp_path):
+    """Not with times of another machine, nor with other prompts."""
+    for number, change in enumerate(
+        ({"dtype": "bfloat16"}, {"machine": {"threads": 1}}, {"template_digest": "other"})
+    ):
+        other = tmp_path / str(number)
+        other.mkdir()
+        summary = json.loads((Path(runs[1]) / "summary.json").read_text())
+        changed = {"manifest": {**summary["manifest"], **change}}
+        described = {**MANIFEST["machine"], **change.get("machine", {})}
+        changed["manifest"]["machine"] = described
+        (other / "summary.json").write_text(json.dumps({**summary, **changed}))
+        assert len(read_sections([Path(runs[1]), other])) == 2
+
+
+def test_a_methods_colour_is_its_own_in_every_run():
+    names = ("c2kv (a)", "c2kv (b)", "epic-32 (a)", "reuse")
+    drawn = figures.trade_off({"qmsum": dict.fromkeys(names, (0.1, 1.0))}).axes[0].collections
+    colours = [tuple(points.get_facecolor()[0]) for points in drawn]
+    assert colours[0] == colours[1] and len(set(colours)) == 3
+    assert len({points.get_paths()[0].vertices.shape for points in drawn[:2]}) == 2
 
 
 def test_variants_of_a_method_have_lines_of_their_own():

@@ -175,12 +175,14 @@ def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Pa
 
 
 def _mean(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Unweighted means over the sets, of scores that every set has."""
+    """Unweighted means over the sets, of scores that every set has; and how many cases were scored,
+    and failed, in all of them."""
     mean = {}
     for condition in next(iter(summaries.values())):
         scores = [summary[condition] for summary in summaries.values()]
         shared = [name for name in scores[0] if all(name in one for one in scores)]
         mean[condition] = {n: sum(one[n] for one in scores) / len(scores) for n in shared}
+        mean[condition] |= {n: sum(one[n] for one in scores) for n in ("scored", "failed")}
     return mean
 
 

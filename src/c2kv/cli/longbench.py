@@ -173,13 +173,21 @@ def summarize(rows: list[dict[str, Any]], methods: list[str]) -> dict[str, dict[
 
 
 def _mean(summaries: dict[str, Any], methods: list[str]) -> dict[str, float]:
-    """Unweighted mean of the tasks' scores, for methods scored on all of them."""
+    """Unweighted mean of the tasks' scores, for methods of which no sample failed: others were
+    scored on other samples."""
     found = {}
     for method in methods:
         scores = [summary[method].get("score") for summary in summaries.values()]
-        if None not in scores:
+        failed = any(summary[method]["failed"] for summary in summaries.values())
+        if None not in scores and not failed:
             found[method] = round(sum(scores) / len(scores), 2)
     return found
+
+
+def _score(scores: dict[str, Any]) -> str:
+    """With the number of samples in it where some failed."""
+    partial = f" (of {scores['scored']})" if scores["failed"] else ""
+    return (f"{scores['score']:.2f}" if "score" in scores else "-") + partial
 
 
 def _table(result: dict[str, Any], methods: list[str]) -> str:
@@ -188,8 +196,8 @@ def _table(result: dict[str, Any], methods: list[str]) -> str:
     rows = []
     for name, summary in result["tasks"].items():
         star = "*" if name in IN_DISTRIBUTION else ""
-        scores = [f"{summary[m]['score']:.2f}" if "score" in summary[m] else "-" for m in methods]
-        rows.append([name + star, str(summary[methods[0]]["scored"]), *scores])
+        scores = [_score(summary[m]) for m in methods]
+        rows.append([name + star, str(max(one["scored"] for one in summary.values())), *scores])
     mean = [f"{result['mean'][m]:.2f}" if m in result["mean"] else "-" for m in methods]
     rows.append(["mean", "", *mean])
     text = table(rows, ["task", "samples", *methods])

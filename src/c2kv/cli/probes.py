@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,13 @@ def add_command(
     probes = kinds.add_parser(
         "probes", help="codes, numbers and names planted in texts: found to the letter?"
     )
-    probes.add_argument("-n", "--each", type=whole_number(1), default=4, help="of each of 12 kinds")
+    probes.add_argument(
+        "-n",
+        "--each",
+        type=whole_number(1),
+        default=4,
+        help="probes of each kind, place and, for compressing methods, end of block (default 4)",
+    )
     probes.add_argument("--per-question", type=whole_number(2), default=4, metavar="DOCUMENTS")
     probes.add_argument("--conditions", type=conditions, default=_CONDITIONS)
     probes.add_argument("--seed", type=int, default=0)
@@ -75,15 +82,21 @@ def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], fo
             bar.update(len({row["id"] for row in rows}))
     rows = run.rows("probes")
     scores = tabulate(probes, rows)
-    failed = sum("error" in row for row in rows)
+    failed = dict(Counter(row["condition"] for row in rows if "error" in row))
     result = {"manifest": described, "found": scores, "failed": failed}
     write_json(folder / SUMMARY, result)
     if args.json:
         print(json.dumps(result, indent=2))
     else:
-        groups = list(next(iter(scores.values()), {}))
-        cells = [[name, *(f"{by[g]:.0f} %" for g in groups)] for name, by in scores.items()]
+        groups = list(dict.fromkeys(group for by in scores.values() for group in by))
+        cells = [
+            [name, *(f"{by[g]:.0f} %" if g in by else "-" for g in groups)]
+            for name, by in scores.items()
+        ]
         print(table(cells, ["found by", *groups]))
     if failed:
-        print(f"c2kv: {failed} samples failed; see 'error' in the samples", file=sys.stderr)
+        print(
+            f"c2kv: {sum(failed.values())} samples failed; see 'error' in the samples",
+            file=sys.stderr,
+        )
     return 1 if failed else 0

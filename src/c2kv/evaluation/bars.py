@@ -37,9 +37,10 @@ SHARED = ("noctx", "reuse", "recompute")
 
 def bars(mean: Mapping[str, Mapping[str, float]]) -> list[Bar]:
     """Bars of every method that was also asked with wrong documents; those that lack a control
-    are left out. mean: F1 and NLL by condition."""
+    are left out, and so is what failed on a sample: it was scored on others. mean: F1, NLL and
+    failures by condition."""
     found = []
-    scored = {name: scores for name, scores in mean.items() if "f1" in scores}
+    scored = {n: scores for n, scores in mean.items() if "f1" in scores and not scores["failed"]}
     for name, scores in scored.items():
         control, method = split(name)
         if control is not None:

@@ -28,12 +28,13 @@ _LAST = ("Quillfeather", "Brandvold", "Oxenham", "Marchetti", "Sorrelby", "Vanto
 
 @dataclass(frozen=True)
 class Probe:
-    """A case, and what is varied in it. expected: the planted string."""
+    """A case, and what is varied in it. end: None where nothing is in blocks; expected: the planted
+    string."""
 
     case: Case
     kind: str
     place: str
-    end: str
+    end: str | None
     expected: str
 
 
@@ -63,13 +64,14 @@ _SENTENCES = {
 def make_probes(
     engine: Engine, texts: Sequence[str], each: int, ratio: int, documents: int = 4, seed: int = 0
 ) -> list[Probe]:
-    """`each` probes for every kind, place and end, in real texts (one paragraph of each is kept
-    a document). Raises ConfigError when the texts are too few."""
+    """`each` probes for every kind, place and (for a ratio above 1) end, in real texts (one
+    paragraph of each is kept a document). Raises ConfigError when the texts are too few."""
     if len(texts) < documents:
         raise ConfigError(f"{len(texts)} texts make no {documents} documents; give more")
     probes = []
-    for kind, place, end, number in product(KINDS, PLACES, ENDS, range(each)):
-        name = f"{kind}, {place}, {end} {number}"
+    ends: tuple[str | None, ...] = ENDS if ratio > 1 else (None,)
+    for kind, place, end, number in product(KINDS, PLACES, ends, range(each)):
+        name = f"{kind}, {place}, {end or 'anywhere'} {number}"
         rng = random.Random(f"{seed}/{name}")
         around = [_paragraph(rng, text) for text in rng.sample(list(texts), documents)]
         thing, value = rng.choice(_THINGS), _MAKE[kind](rng)
@@ -127,7 +129,7 @@ def tabulate(
         probe = known[row["id"]]
         hit = found(row["prediction"], probe.expected)
         by = scores.setdefault(row["condition"], {})
-        for group in ("all", probe.kind, probe.place, probe.end):
+        for group in filter(None, ("all", probe.kind, probe.place, probe.end)):
             by.setdefault(group, []).append(hit)
     return {
         condition: {group: 100 * sum(hits) / len(hits) for group, hits in by.items()}

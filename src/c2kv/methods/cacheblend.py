@@ -70,7 +70,7 @@ class CacheBlend(Stored):
 class OracleCacheBlend(Stored):
     """A yardstick, not a method to serve: the tokens are chosen by their values' deviation from a
     full recompute, over all layers, and recomputed in every layer. Its TTFT includes that full
-    recompute, and is not comparable."""
+    recompute, and is not comparable; its `recomputed` does not, and is the share chosen."""
 
     def __init__(self, name: str, library: SegmentLibrary, share: float):
         super().__init__(name, library)
@@ -88,9 +88,8 @@ class OracleCacheBlend(Stored):
         at = reused.start + deviation.topk(count).indices.sort().values
         layers = range(prefix.backbone.num_layers)
         reused.recompute(at, reused.embed(at), layers)
-        recomputed = reused.recomputed + len(reused.ids) * len(layers)
         blend = prefix.backbone.now() - start
-        return Prefilled.of(got, reused.composition(), recomputed, reused.place, blend)
+        return Prefilled.of(got, reused.composition(), reused.recomputed, reused.place, blend)
 
 
 def build(name: str, parameters: list[str], materials: Materials) -> Method:

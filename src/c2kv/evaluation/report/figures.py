@@ -11,18 +11,26 @@ from c2kv.evaluation.conditions import split
 
 _PALETTE = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#a463f2", "#9c6b4e", "#97bbf5")
 _KNOWN = {"recompute": "#57606a", "reuse": "#9498a0", "c2kv": "#4269d0"}
+_MARKERS = ("o", "s", "^", "D", "v", "P")
 _FONT = {"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none"}
 
 
-def _colours(methods: Sequence[str]) -> dict[str, str]:
+def _method(condition: str) -> str:
+    """The name without the run's, which stands in brackets where several have the method."""
+    return condition.partition(" (")[0]
+
+
+def _colours(conditions: Sequence[str]) -> dict[str, str]:
+    """One for each method, also when several runs have it."""
     free = [c for c in _PALETTE if c not in _KNOWN.values()]
-    others = [m for m in dict.fromkeys(methods) if m not in _KNOWN]
-    return {**_KNOWN, **{m: free[i % len(free)] for i, m in enumerate(others)}}
+    others = [m for m in dict.fromkeys(map(_method, conditions)) if m not in _KNOWN]
+    by_method = {**_KNOWN, **{m: free[i % len(free)] for i, m in enumerate(others)}}
+    return {condition: by_method[_method(condition)] for condition in conditions}
 
 
 def _is_control(condition: str) -> bool:
     """Whether it shows what a score is worth, and is no method to choose."""
-    name = condition.partition(" (")[0]  # what follows is the run's
+    name = _method(condition)
     return split(name)[0] is not None or name == "random"
 
 
@@ -60,10 +68,9 @@ def scores(by_condition: dict[str, float]) -> Any:
     figure = _figure(7, 0.9 + 0.34 * len(by_condition))
     axes = figure.add_subplot()
     names = list(by_condition)[::-1]
-    colours = _colours([n for n in by_condition if ":" not in n])
+    colours = _colours([n for n in by_condition if not _is_control(n)])
     for at, name in enumerate(names):
-        method = name.partition(":")[2] or name
-        colour = "#c8ccd2" if _is_control(name) else colours.get(method, "#4269d0")
+        colour = "#c8ccd2" if _is_control(name) else colours[name]
         axes.barh(at, by_condition[name], color=colour, height=0.7)
         axes.annotate(
             f"{by_condition[name]:.1f}",
@@ -89,11 +96,14 @@ def trade_off(points: dict[str, dict[str, tuple[float, float]]]) -> Any:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     methods = [m for one in points.values() for m in one if not _is_control(m)]
     colours = _colours(methods)
+    runs = list(dict.fromkeys(m.partition(" (")[2] for m in methods))
     for axes, (task, one) in zip(panels, points.items(), strict=False):
         for method, (ttft, score) in one.items():
             if _is_control(method):
                 continue
-            axes.scatter(ttft, score, s=46, color=colours[method], label=method, zorder=3)
+            marker = _MARKERS[runs.index(method.partition(" (")[2]) % len(_MARKERS)]
+            style = {"color": colours[method], "marker": marker, "zorder": 3}
+            axes.scatter(ttft, score, s=46, label=method, **style)
         axes.set_xscale("log")
         axes.margins(0.15)
         axes.set_title(task, fontsize=9)

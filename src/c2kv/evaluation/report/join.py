@@ -10,10 +10,17 @@ from typing import Any
 
 from c2kv.evaluation.bars import SHARED, Bar, bars
 
-# What two runs must share for their scores to stand side by side.
+# What two runs must share to stand side by side: samples, prompts (token by token, or NLL would be
+# of other tokens), and where there are times, what they were measured on.
 _SAME = {
-    "qa": ("data", "segment_tokens", "limit", "per_question", "seed", "max_new_tokens"),
-    "longbench": ("protocol", "segment_tokens", "limit", "max_length", "samples"),
+    "qa": (
+        *("data", "segment_tokens", "limit", "per_question", "seed", "max_new_tokens"),
+        "template_digest",
+    ),
+    "longbench": (
+        *("protocol", "segment_tokens", "limit", "max_length", "samples", "template_digest"),
+        *("machine", "dtype"),
+    ),
 }
 _SCORES = {"qa": "sets", "longbench": "tasks"}
 

@@ -97,7 +97,10 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
         facts["untrained"] = f"{', '.join(described['untrained'])}: these scores mean nothing"
     if described.get("fine_tuned"):
         facts["fine-tuned for blocks"] = described["fine_tuned"]
-    for name in ("segment_tokens", "limit", "per_question", "seed", "protocol", "repeats"):
+    for name in (
+        *("segment_tokens", "limit", "per_question", "seed", "protocol", "max_length"),
+        *("max_new_tokens", "repeats"),
+    ):
         if described.get(name) is not None:
             facts[name.replace("_", " ")] = str(described[name])
     return facts
@@ -181,8 +184,8 @@ def _longbench(joined: Joined) -> Section:
     rows = []
     for name, scores in tasks.items():
         star = "*" if name in IN_DISTRIBUTION else ""
-        counted = str(scores[methods[0]]["scored"])
-        rows.append((name + star, counted, *(_number(scores[m].get("score"), 2) for m in methods)))
+        counted = str(max(scores[m]["scored"] for m in methods))
+        rows.append((name + star, counted, *(_score(scores[m]) for m in methods)))
     rows.append(("mean", "", *(_number(summary["mean"].get(m), 2) for m in methods)))
     ttfts = tuple((name, *(_ttft(scores[m]) for m in methods)) for name, scores in tasks.items())
     entries = tuple(
@@ -205,7 +208,7 @@ def _longbench(joined: Joined) -> Section:
     cut = sum(max(one.get("cut", 0) for one in scores.values()) for scores in tasks.values())
     text += _failures(tasks)
     if cut:
-        text += f" {cut} prompts were too long for the model and were cut in the middle."
+        text += f" {cut} contexts were longer than what is allowed, and lost their middle."
     return Section(
         f"LongBench: {name}",
         text,
@@ -218,6 +221,12 @@ def _longbench(joined: Joined) -> Section:
     )
 
 
+def _score(scores: dict[str, Any]) -> str:
+    """With the number of samples in it where some failed."""
+    partial = f" (of {scores['scored']})" if scores["failed"] else ""
+    return _number(scores.get("score"), 2) + partial
+
+
 def _ttft(scores: dict[str, Any]) -> str:
     return _seconds(scores["ttft"]) if "ttft" in scores else "–"
 
@@ -225,7 +234,7 @@ def _ttft(scores: dict[str, Any]) -> str:
 def _probes(joined: Joined) -> Section:
     name, summary = joined.name, joined.summary
     scores = summary["found"]
-    groups = tuple(next(iter(scores.values()), {}))
+    groups = tuple(dict.fromkeys(group for by in scores.values() for group in by))
     rows = tuple(
         (name, *(_number(by.get(group), 0) for group in groups)) for name, by in scores.items()
     )
@@ -233,8 +242,8 @@ def _probes(joined: Joined) -> Section:
         "A code, a number or a name planted in a document, and asked for: percent found to the "
         "letter, by kind, by where its document stands, and by whether it ends where a block does."
     )
-    if summary["failed"]:
-        text += f" {summary['failed']} samples FAILED and are not counted."
+    for condition, count in summary["failed"].items():
+        text += f" {count} samples FAILED under {condition} and are not counted."
     return Section(f"Exact strings: {name}", text, (Table(("% found", *groups), rows),))
 
 
