@@ -56,12 +56,12 @@ def test_costs_are_what_they_are_called(engine):
     assert c2kv.entries - prefix == c2kv.loaded_bytes / entry < 200 / 3
     assert costs["epic-2"].recomputed > 0 == reuse.recomputed
     for cost in costs.values():
-        parts = cost.load + cost.blend + cost.compose
         assert cost.ready.least <= cost.ready.median <= cost.ready.most
-        assert cost.ready.least / 3 <= parts <= cost.ready.most * 3
         assert cost.speedup == pytest.approx(full.ready.median / cost.ready.median)
         assert cost.decode_tokens_per_second > 0 and cost.question > 0
     assert reuse.cold.median > reuse.ready.median and reuse.break_even is not None
+    for cost in measure(engine, METHODS, 200, 3, 1, cold=False)[0]:  # medians do not add up
+        assert cost.load + cost.blend + cost.compose == pytest.approx(cost.ready.median)
 
 
 def test_a_method_beside_itself_is_as_fast(engine, monkeypatch):
