@@ -13,6 +13,7 @@ from c2kv.engine import Engine
 from c2kv.errors import ConfigError
 from c2kv.evaluation import latency
 from c2kv.evaluation.latency import Spread, measure, random_documents
+from c2kv.evaluation.memory import peak_bytes
 from c2kv.evaluation.report.sections import read_sections
 from c2kv.extractor import Extractor
 from c2kv.methods.recompute import Recompute
@@ -194,7 +195,7 @@ def test_preparing_pays_off_after_as_many_requests_as_it_takes(engine):
 
 def test_peak_memory_is_what_was_held_at_most():
     pytest.importorskip("psutil")
-    with latency._peak(torch.device("cpu")) as peak:
+    with peak_bytes(torch.device("cpu")) as peak:
         held = torch.ones(64 * 2**20)  # 256 MiB
         time.sleep(0.05)
         del held

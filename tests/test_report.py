@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from c2kv.cli.main import main
 from c2kv.errors import DataError
 from c2kv.evaluation.report import figures
-from c2kv.evaluation.report.sections import Figure, Table, read_sections
+from c2kv.evaluation.report.parts import Figure, Table
+from c2kv.evaluation.report.sections import read_sections
 
 pytest.importorskip("matplotlib")
 
@@ -294,3 +296,9 @@ def test_a_browser_shows_it(runs, tmp_path):
         )
         (seen,) = re.findall(r"<title>seen:(.*?)</title>", dom.stdout)
         assert seen.split(",") == ["true"] * 7, seen
+
+
+def test_a_report_needs_no_torch():
+    script = "import sys, c2kv.evaluation.report.sections, c2kv.evaluation.report.render\n"
+    script += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

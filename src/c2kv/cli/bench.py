@@ -70,7 +70,8 @@ def _run(args: argparse.Namespace) -> int:
 
     from c2kv.errors import C2KVError
     from c2kv.evaluation.conditions import Condition
-    from c2kv.evaluation.latency import failure, measure
+    from c2kv.evaluation.latency import measure
+    from c2kv.evaluation.report.kinds import failure
     from c2kv.evaluation.run import SUMMARY, Run, manifest, read_json, write_json
 
     if "recompute" not in args.methods:
@@ -134,7 +135,7 @@ def _by_point(
 
 
 def _table(costs: list[dict[str, Any]]) -> str:
-    from c2kv.evaluation.latency import paid
+    from c2kv.evaluation.report.kinds import paid
 
     rows = [
         [

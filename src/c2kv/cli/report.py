@@ -31,8 +31,9 @@ def _report_file(text: str) -> Path:
 
 
 def run_report(args: argparse.Namespace) -> int:
+    from c2kv.evaluation.report.parts import Figure
     from c2kv.evaluation.report.render import to_html, to_markdown
-    from c2kv.evaluation.report.sections import Figure, read_sections
+    from c2kv.evaluation.report.sections import read_sections
 
     extras.need("matplotlib", "c2kv[plot]")
     sections = read_sections(args.runs)

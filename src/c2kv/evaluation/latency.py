@@ -11,9 +11,8 @@ import contextlib
 import gc
 import hashlib
 import statistics
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import C2KVError, ConfigError
+from c2kv.evaluation.memory import peak_bytes
 from c2kv.evaluation.run import first_line
 
 SOURCES = ("nowhere", "memory", "disk")
@@ -218,19 +218,6 @@ def _compared(cost: Cost, full: float) -> Cost:
     return replace(cost, speedup=full / cost.ready.median, break_even=paid)
 
 
-def failure(one: Mapping[str, Any]) -> str:
-    """A sentence on a method that failed at one point."""
-    at = f"{one['source_tokens']} tokens in {one['documents']} documents"
-    return f"{one['method']} failed with {at}: {one['error']}"
-
-
-def paid(cost: Mapping[str, Any]) -> str:
-    """Requests until preparing has paid off, as text; of a Cost as a dict."""
-    if cost["break_even"] is None:
-        return "never" if cost["cold"] and cost["speedup"] else "–"
-    return f"{cost['break_even']:.1f}"
-
-
 def _request(
     engine: Engine, documents: Sequence[Document], method: str, source: str
 ) -> dict[str, Any]:
@@ -273,37 +260,7 @@ def _peak_bytes(engine: Engine, documents: Sequence[Document], method: str) -> i
     """The most memory that an answer takes, from the request on, with what the method keeps in
     memory before."""
     engine.extract(documents, method)
-    with _peak(engine.backbone.device) as peak:
+    with peak_bytes(engine.backbone.device) as peak:
         got = engine.prefill(documents, method)
         decode(got.composition, [[0] * _QUESTION_TOKENS], DecodingOptions(max_new_tokens=2))
     return peak()
-
-
-@contextlib.contextmanager
-def _peak(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Bytes of memory above what was held at the start: of the device, or of this process (as
-    sampled by psutil, where that is installed)."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
-        yield lambda: torch.cuda.max_memory_allocated(device) - held
-        return
-    try:
-        import psutil
-    except ImportError:
-        yield lambda: None
-        return
-    process, done, most = psutil.Process(), threading.Event(), [0]
-    held = process.memory_info().rss
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            most[0] = max(most[0], process.memory_info().rss - held)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield lambda: most[0]
-    finally:
-        done.set()
-        watcher.join()

@@ -10,12 +10,13 @@ import platform
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from c2kv.engine import Engine
 from c2kv.errors import ConfigError, DataError
 from c2kv.evaluation.conditions import Condition
-from c2kv.methods.block import CONFIG_KEY
+
+if TYPE_CHECKING:
+    from c2kv.engine import Engine
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
 FORMAT = 1  # of manifests, samples and summaries: raised when what they hold changes
@@ -29,6 +30,8 @@ def manifest(
 ) -> dict[str, Any]:
     """Versions, machine, model, extractors, data (digests by name) and settings of a run."""
     import torch
+
+    from c2kv.methods.block import CONFIG_KEY
 
     makers = {c.name: engine.method(c.method).maker for c in conditions if c.control != "noctx"}
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from c2kv.evaluation.report.sections import Figure, Section, Table
+from c2kv.evaluation.report.parts import Figure, Section, Table
 
 _STYLE = """
 :root { --ink: #1f2328; --soft: #59636e; --line: #d8dee4; --paper: #fff; --band: #f6f8fa; }

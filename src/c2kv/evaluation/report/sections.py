@@ -1,56 +1,30 @@
-"""What a report says of a run: titles, sentences, tables and figures, free of any markup."""
+"""Finished runs as sections of a report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from c2kv.errors import DataError
-from c2kv.evaluation.bars import bars_table
-from c2kv.evaluation.latency import failure, paid
-from c2kv.evaluation.longbench import IN_DISTRIBUTION
-from c2kv.evaluation.report import figures
-from c2kv.evaluation.report.join import Joined, join
+from c2kv.evaluation.report import kinds
+from c2kv.evaluation.report.join import join
+from c2kv.evaluation.report.parts import Section
 from c2kv.evaluation.run import FORMAT, SUMMARY, read_json
 
-
-@dataclass(frozen=True)
-class Table:
-    """The first column holds names, the others numbers as text."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """svg: the drawing; alt: what it shows, for who cannot see it."""
-
-    svg: str
-    alt: str
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    text: str
-    parts: tuple[Table | Figure, ...] = ()
-    facts: dict[str, str] = field(default_factory=dict)
+_KINDS = {
+    "qa": kinds.qa,
+    "longbench": kinds.longbench,
+    "probes": kinds.probes,
+    "bench": kinds.bench,
+    "deviation": kinds.deviation,
+}
 
 
 def read_sections(folders: Sequence[Path]) -> list[Section]:
     """A section for each run, or for several that measured the same samples. Raises DataError
     when one is no run, or not finished."""
-    kinds = {
-        "qa": _qa,
-        "longbench": _longbench,
-        "probes": _probes,
-        "bench": _bench,
-        "deviation": _deviation,
-    }
     runs = []
     for folder in folders:
         if not (folder / SUMMARY).exists():
@@ -63,13 +37,13 @@ def read_sections(folders: Sequence[Path]) -> list[Section]:
                 "report it with the version that made it, or run it again"
             )
         kind = summary["manifest"].get("kind")
-        if kind not in kinds:
+        if kind not in _KINDS:
             raise DataError(f"run '{folder}' is of no known kind ({kind!r})")
         same = sum(other.name == folder.name for other in folders)
         runs.append((folder.name if same == 1 else str(folder), summary))
     sections = []
     for joined in join(runs):
-        made = kinds[joined.summary["manifest"]["kind"]](joined)
+        made = _KINDS[joined.summary["manifest"]["kind"]](joined)
         facts: dict[str, str] = {}
         for name, described in joined.manifests.items():
             of = f"{name}: " if len(joined.manifests) > 1 else ""
@@ -104,237 +78,3 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
         if described.get(name) is not None:
             facts[name.replace("_", " ")] = str(described[name])
     return facts
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _qa(joined: Joined) -> Section:
-    name, summary = joined.name, joined.summary
-    mean, sets = summary["mean"], summary["sets"]
-    columns = (
-        ("f1", "F1", 1),
-        ("nll", "NLL", 3),
-        ("entries", "KV entries", 0),
-        ("kl", "KL", 3),
-        ("top1", "top-1", 3),
-    )
-    rows = tuple(
-        (name, *(_number(scores.get(key), digits) for key, _, digits in columns))
-        for name, scores in mean.items()
-    )
-    names = tuple(sets)
-    by_set = tuple(
-        (condition, *(_number(sets[name][condition].get("f1"), 1) for name in names))
-        for condition in mean
-    )
-    nlls = tuple(
-        (condition, *(_number(sets[name][condition].get("nll"), 3) for name in names))
-        for condition in mean
-    )
-    scored = {name: next(iter(one.values()))["scored"] for name, one in sets.items()}
-    text = (
-        "The same questions over the same documents, by each method and under controls. "
-        "wrongdoc: another question's documents; budget: raw text cut to as many entries; noctx: "
-        "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
-        "token; KL and top-1 agreement are with full recompute, along its own answer. "
-        "Sets whose training split an extractor has seen (its card names them) are "
-        "in-distribution for it."
-    )
-    header, expected = bars_table(joined.bars)
-    header[0] = "expected of an extractor"
-    checks = (Table(tuple(header), tuple(map(tuple, expected))),) if expected else ()
-    figure = figures.svg(figures.scores({n: one["f1"] for n, one in mean.items() if "f1" in one}))
-    alt = "F1 by condition, mean of the sets"
-    questions = ", ".join(f"{name} {count}" for name, count in scored.items())
-    return Section(
-        f"Question answering: {name}",
-        f"{text} Questions: {questions}.{_failures(sets)}",
-        (
-            Figure(figure, alt),
-            Table(("mean of the sets", *(title for _, title, _ in columns)), rows),
-            *checks,
-            Table(("F1", *names), by_set),
-            Table(("NLL", *names), nlls),
-        ),
-    )
-
-
-def _failures(sets: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """A sentence on samples that failed, which no score counts; nothing where none did."""
-    failed = [
-        f"{name} {one['failed']:.0f} of {one['failed'] + one['scored']:.0f} under {condition}"
-        for name, by in sets.items()
-        for condition, one in by.items()
-        if one["failed"]
-    ]
-    if not failed:
-        return ""
-    return (
-        f" FAILED samples are in no score, and scores with failures are over fewer samples than "
-        f"the others: {'; '.join(failed)}."
-    )
-
-
-def _longbench(joined: Joined) -> Section:
-    name, summary = joined.name, joined.summary
-    tasks, described = summary["tasks"], summary["manifest"]
-    methods = tuple(described["conditions"])
-    rows = []
-    for name, scores in tasks.items():
-        star = "*" if name in IN_DISTRIBUTION else ""
-        counted = str(max(scores[m]["scored"] for m in methods))
-        rows.append((name + star, counted, *(_score(scores[m]) for m in methods)))
-    rows.append(("mean", "", *(_number(summary["mean"].get(m), 2) for m in methods)))
-    ttfts = tuple((name, *(_ttft(scores[m]) for m in methods)) for name, scores in tasks.items())
-    entries = tuple(
-        (name, *(_number(scores[m].get("entries"), 0) for m in methods))
-        for name, scores in tasks.items()
-    )
-    note = (
-        "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's "
-        "are."
-    )
-    points = {
-        name: {m: (scores[m]["ttft"], scores[m]["score"]) for m in methods if "score" in scores[m]}
-        for name, scores in tasks.items()
-    }
-    text = (
-        f"LongBench v1 by the {described['protocol']} protocol, official scores. Protocols are not "
-        "comparable with each other. TTFT: from the request to the documents' KV ready, what a "
-        "method keeps made before, in memory."
-    )
-    cut = sum(max(one.get("cut", 0) for one in scores.values()) for scores in tasks.values())
-    text += _failures(tasks)
-    if cut:
-        text += f" {cut} contexts were longer than what is allowed, and lost their middle."
-    return Section(
-        f"LongBench: {name}",
-        text,
-        (
-            Table(("task", "samples", *methods), tuple(rows), note),
-            Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
-            Table(("median TTFT", *methods), ttfts),
-            Table(("KV entries", *methods), entries),
-        ),
-    )
-
-
-def _score(scores: dict[str, Any]) -> str:
-    """With the number of samples in it where some failed."""
-    partial = f" (of {scores['scored']})" if scores["failed"] else ""
-    return _number(scores.get("score"), 2) + partial
-
-
-def _ttft(scores: dict[str, Any]) -> str:
-    return _seconds(scores["ttft"]) if "ttft" in scores else "–"
-
-
-def _probes(joined: Joined) -> Section:
-    name, summary = joined.name, joined.summary
-    scores = summary["found"]
-    groups = tuple(dict.fromkeys(group for by in scores.values() for group in by))
-    rows = tuple(
-        (name, *(_number(by.get(group), 0) for group in groups)) for name, by in scores.items()
-    )
-    text = (
-        "A code, a number or a name planted in a document, and asked for: percent found to the "
-        "letter, by kind, by where its document stands, and by whether it ends where a block does."
-    )
-    for condition, count in summary["failed"].items():
-        text += f" {count} samples FAILED under {condition} and are not counted."
-    return Section(f"Exact strings: {name}", text, (Table(("% found", *groups), rows),))
-
-
-def _bench(joined: Joined) -> Section:
-    name, summary = joined.name, joined.summary
-    costs = summary["costs"]
-    rows = tuple(
-        (
-            c["method"],
-            str(c["source_tokens"]),
-            str(c["documents"]),
-            str(c["entries"]),
-            _seconds(c["ready"]["median"]),
-            f"{_seconds(c['ready']['least'])} to {_seconds(c['ready']['most'])}",
-            _number(c["speedup"], 1),
-            _seconds(c["disk"]["median"]) if c["disk"] else "–",
-            _seconds(c["cold"]["median"]) if c["cold"] else "–",
-            _seconds(c["question"]),
-            f"{c['decode_tokens_per_second']:.1f}",
-            _mega(c["peak_bytes"]),
-            _mega(c["stored_bytes"]),
-            _mega(c["loaded_bytes"]),
-            paid(c),
-        )
-        for c in costs
-    )
-    parts = tuple(
-        (
-            c["method"],
-            str(c["source_tokens"]),
-            str(c["documents"]),
-            *(_seconds(c[part]) for part in ("load", "blend", "compose")),
-        )
-        for c in costs
-    )
-    header = (
-        *("method", "tokens", "documents", "entries", "TTFT", "spread", "× faster", "disk", "cold"),
-        *("question", "tokens/s", "peak MB", "stored MB", "loaded MB", "pays after"),
-    )
-    text = (
-        "Medians of interleaved repeats (peak: of one answer). TTFT: from the request to the "
-        "documents' KV ready, kept state in memory; disk: in the store; cold: nothing kept. "
-        "× faster: than full recompute. stored: bytes on disk; loaded: KV bytes. "
-        "pays after: requests until preparing once beats full recompute."
-    )
-    described = summary["manifest"]
-    points = {(c["source_tokens"], c["documents"]) for c in (*costs, *summary["failed"])}
-    if missing := len(described["tokens"]) * len(described["counts"]) - len(points):
-        text += f" NOT RUN to its end: {missing} points are missing."
-    text += "".join(f" FAILED: {failure(one)}." for one in summary["failed"])
-    if not costs:
-        return Section(f"What a request costs: {name}", text)
-    return Section(
-        f"What a request costs: {name}",
-        text,
-        (
-            Figure(figures.svg(figures.breakdown(costs)), "parts of TTFT by method"),
-            Figure(
-                figures.svg(figures.growth(costs)),
-                "TTFT, memory and decode rate over context length",
-            ),
-            Table(header, rows),
-            Table(("parts of TTFT", "tokens", "documents", "read", "computed", "placed"), parts),
-        ),
-    )
-
-
-def _seconds(value: float) -> str:
-    return f"{1e3 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _mega(value: int | None) -> str:
-    return "–" if value is None else f"{value / 1e6:.1f}"
-
-
-def _deviation(joined: Joined) -> Section:
-    name, summary = joined.name, joined.summary
-    rows = summary["methods"]
-    table = tuple(
-        (r["method"], f"{100 * r['recomputed']:.1f}", f"{r['deviation']:.4f}") for r in rows
-    )
-    text = (
-        "Relative distance of each method's KV from full recompute's for the same tokens, over the "
-        f"share of the work it computes online ({summary['source_tokens']} tokens)."
-    )
-    drawing = figures.svg(figures.deviation(rows))
-    return Section(
-        f"KV deviation: {name}",
-        text,
-        (
-            Figure(drawing, "KV deviation over the share recomputed"),
-            Table(("method", "recomputed %", "deviation"), table),
-        ),
-    )
