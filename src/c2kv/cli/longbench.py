@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable
@@ -165,7 +166,7 @@ def summarize(rows: list[dict[str, Any]], methods: list[str]) -> dict[str, dict[
         one: dict[str, Any] = {"scored": len(some), "failed": len(every) - len(some)}
         if some:
             one["score"] = round(100 * sum(row["score"] for row in some) / len(some), 2)
-            one["ttft"] = sorted(row["ttft"] for row in some)[len(some) // 2]
+            one["ttft"] = statistics.median(row["ttft"] for row in some)
             one["entries"] = sum(row["entries"] for row in some) / len(some)
             one["cut"] = sum(row["cut_tokens"] > 0 for row in some)
         summary[method] = one
@@ -193,13 +194,13 @@ def _score(scores: dict[str, Any]) -> str:
 def _table(result: dict[str, Any], methods: list[str]) -> str:
     from c2kv.evaluation.longbench import IN_DISTRIBUTION
 
-    rows = []
-    for name, summary in result["tasks"].items():
-        star = "*" if name in IN_DISTRIBUTION else ""
-        scores = [_score(summary[m]) for m in methods]
-        rows.append([name + star, str(max(one["scored"] for one in summary.values())), *scores])
-    mean = [f"{result['mean'][m]:.2f}" if m in result["mean"] else "-" for m in methods]
-    rows.append(["mean", "", *mean])
-    text = table(rows, ["task", "samples", *methods])
+    tasks = result["tasks"]
+    names = [task + ("*" if task in IN_DISTRIBUTION else "") for task in tasks]
+    counted = [str(max(one["scored"] for one in by.values())) for by in tasks.values()]
+    rows = [["samples", *counted, ""]]
+    for method in methods:
+        mean = f"{result['mean'][method]:.2f}" if method in result["mean"] else "-"
+        rows.append([method, *(_score(by[method]) for by in tasks.values()), mean])
+    text = table(rows, ["", *names, "mean"])
     protocol = result["manifest"]["protocol"]
     return f"LongBench, {protocol} protocol\n{text}\n{_NOTE}"

@@ -44,12 +44,21 @@ def read_sections(folders: Sequence[Path]) -> list[Section]:
     sections = []
     for joined in join(runs):
         made = _KINDS[joined.summary["manifest"]["kind"]](joined)
-        facts: dict[str, str] = {}
-        for name, described in joined.manifests.items():
-            of = f"{name}: " if len(joined.manifests) > 1 else ""
-            facts |= {f"{of}{fact}": value for fact, value in _facts(described).items()}
-        sections.append(replace(made, facts=facts))
+        sections.append(replace(made, facts=_joined_facts(joined.manifests)))
     return sections
+
+
+def _joined_facts(manifests: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What all runs share is said once, the rest with the run's name."""
+    of = {run: _facts(described) for run, described in manifests.items()}
+    facts = {}
+    for fact in dict.fromkeys(fact for some in of.values() for fact in some):
+        values = {run: some[fact] for run, some in of.items() if fact in some}
+        if len(values) == len(of) and len(set(values.values())) == 1:
+            facts[fact] = next(iter(values.values()))
+        else:
+            facts |= {f"{fact}, {run}": value for run, value in values.items()}
+    return facts
 
 
 def _facts(described: dict[str, Any]) -> dict[str, str]:
@@ -58,7 +67,8 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
     digest, dtype = described["backbone_digest"][:12], described["dtype"]
     facts = {
         "model": f"{described['model']} ({digest}), {dtype}",
-        "machine": f"{machine['device']}, {machine['cores']} cores, {machine['processor']}",
+        "machine": f"{machine['device']}, {machine['threads']} of {machine['cores']} cores, "
+        f"{machine['processor']}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
     }
     extractors = {
