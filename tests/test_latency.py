@@ -201,3 +201,12 @@ def test_peak_memory_is_what_was_held_at_most():
         del held
         time.sleep(0.05)
     assert 250 * 2**20 < peak() < 400 * 2**20
+    # Nor is memory overlooked that the allocator still has from earlier.
+    torch.ones(4 * 2**20)  # from now on the allocator keeps blocks of up to 16 MiB
+    blocks = [torch.ones(2**20) for _ in range(64)]  # 4 MiB each, freed but for the last
+    last = blocks.pop()
+    del blocks
+    with peak_bytes(torch.device("cpu")) as peak:
+        held = [torch.ones(2**20) for _ in range(16)]
+        time.sleep(0.05)
+    assert 60 * 2**20 < peak() < 120 * 2**20 and len(held) == 16 and last.sum() == 2**20

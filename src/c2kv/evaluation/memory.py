@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterator
 
@@ -24,6 +26,10 @@ def peak_bytes(device: torch.device) -> Iterator[Callable[[], int | None]]:
         yield lambda: None
         return
     process, done, most = psutil.Process(), threading.Event(), [0]
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+        # What was freed but kept by the allocator would be taken again unseen.
+        ctypes.CDLL(None).malloc_trim(0)
     held = process.memory_info().rss
 
     def watch() -> None:
