@@ -7,12 +7,13 @@ import platform
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import torch
 import transformers
+
+from c2kv.evaluation.memory import peak_bytes
 
 
 def arguments(description):
@@ -38,22 +39,9 @@ def interleaved(candidates, repeats):
 
 def extra_memory(call):
     """MiB by which this process grows above its resting size while `call` runs, at its peak."""
-    import psutil
-
-    process = psutil.Process()
-    resting, peak, done = process.memory_info().rss, 0, threading.Event()
-
-    def watch():
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    call()
-    done.set()
-    watcher.join()
-    return (peak - resting) / 2**20
+    with peak_bytes(torch.device("cpu")) as peak:
+        call()
+    return peak() / 2**20
 
 
 def in_fresh_process(script, *arguments):
