@@ -185,6 +185,12 @@ def test_controls_are_in_tables_but_no_choice_of_speed():
     assert not any(name in drawn for name in ("wrongdoc", "noctx", "random"))
 
 
+def test_every_task_has_a_panel_and_no_panel_is_empty():
+    tasks = {f"task {number}": {"c2kv": (0.01, 20.0)} for number in range(7)}
+    axes = figures.trade_off(tasks).axes
+    assert [one.get_title() for one in axes if one.get_visible()] == list(tasks)
+
+
 def test_longbench_says_what_a_score_took(runs):
     (section,) = read_sections([Path(runs[1])])
     ttft, entries = section.parts[2:]

@@ -93,7 +93,7 @@ def trade_off(points: dict[str, dict[str, tuple[float, float]]]) -> Any:
     columns = min(4, len(points))
     rows = -(-len(points) // columns)
     figure = _figure(2.6 * columns + 0.6, 2.5 * rows + 0.5)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     methods = [m for one in points.values() for m in one if not _is_control(m)]
     colours = _colours(methods)
     runs = list(dict.fromkeys(m.partition(" (")[2] for m in methods))
@@ -110,7 +110,7 @@ def trade_off(points: dict[str, dict[str, tuple[float, float]]]) -> Any:
         axes.set_xlabel("TTFT (s)")
         axes.set_ylabel("score")
         _plain(axes)
-    for axes in list(panels)[len(points) :]:
+    for axes in panels[len(points) :]:
         axes.set_visible(False)
     handles: dict[str, Any] = {}
     for axes in figure.axes:

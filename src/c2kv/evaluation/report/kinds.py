@@ -225,7 +225,8 @@ def failure(one: Mapping[str, Any]) -> str:
 def paid(cost: Mapping[str, Any]) -> str:
     """Requests until preparing has paid off, as text; of a cost as `bench` keeps it."""
     if cost["break_even"] is None:
-        return "never" if cost["cold"] and cost["speedup"] else "–"
+        compared = cost["cold"] and cost["speedup"] and cost["method"] != "recompute"
+        return "never" if compared else "–"
     return f"{cost['break_even']:.1f}"
 
 
