@@ -14,6 +14,7 @@ from c2kv.errors import DataError
 from c2kv.evaluation.report import figures
 from c2kv.evaluation.report.parts import Figure, Table
 from c2kv.evaluation.report.sections import read_sections
+from c2kv.evaluation.run import read_json, write_json
 
 pytest.importorskip("matplotlib")
 
@@ -312,6 +313,21 @@ def test_a_browser_shows_it(runs, tmp_path):
         )
         (seen,) = re.findall(r"<title>seen:(.*?)</title>", dom.stdout)
         assert seen.split(",") == ["true"] * 7, seen
+
+
+def test_an_interrupted_summary_leaves_the_last_one(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_json(path, {"costs": [1]})
+    whole = Path.write_text
+
+    def torn(self, text, **kwargs):
+        whole(self, text[:5], **kwargs)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(OSError, match="No space"):
+        write_json(path, {"costs": [1, 2]})
+    assert read_json(path) == {"costs": [1]}
 
 
 def test_a_report_needs_no_torch():

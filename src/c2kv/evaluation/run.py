@@ -134,10 +134,7 @@ class Run:
         wanted = {condition.name for condition in conditions}
         done = {case for case, have in scored.items() if wanted <= have}
         kept = [row for row in self.rows(name) if row["id"] in done]
-        path = self.folder / f"{name}.jsonl"
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(map(_line, kept)), encoding="utf-8")
-        os.replace(partial, path)
+        _write(self.folder / f"{name}.jsonl", "".join(map(_line, kept)))
         return done
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
@@ -169,7 +166,14 @@ def first_line(error: Exception) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or, when interrupted, nothing: what was there stays."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _line(row: dict[str, Any]) -> str:
