@@ -391,7 +391,7 @@ def test_records_come_from_the_hubs_archive(monkeypatch, tmp_path):
 
 
 @pytest.mark.embedded
-def test_answers_do_not_depend_on_the_batch(engine, monkeypatch):
+def test_answers_do_not_depend_on_the_batch(engine):
     """Three samples of other lengths, at once or one by one, by either protocol."""
     texts = ("Hay is dry.", "Straw is yellow and hollow, and of little weight.", "Rain. " * 50)
     records = [

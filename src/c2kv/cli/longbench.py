@@ -80,7 +80,7 @@ def run_longbench(args: argparse.Namespace) -> int:
         raise ConfigError("which samples? give --data a folder of NAME.jsonl, or hub")
     tasks = args.tasks or list(DEFAULT_TASKS)
     records = {name: load_records(name, args.data, args.limit) for name in tasks}
-    if _astray(conditions):
+    if _has_wrongdoc(conditions):
         for name, samples in records.items():
             if len({sample["context"] for sample in samples}) < 2:
                 raise ConfigError(
@@ -113,7 +113,7 @@ def _run(
     settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
     described = manifest(engine, conditions, settings)
     run = Run(folder, described)
-    astray = _astray(conditions)
+    has_wrongdoc = _has_wrongdoc(conditions)
     for name, samples in records.items():
         done = run.resume(name, conditions)
         left = [record for record in samples if record["_id"] not in done]
@@ -131,7 +131,7 @@ def _run(
                 if args.protocol == "official":
                     rows = answer_official(engine, name, some, args.max_length)
                 else:
-                    others = [_next_foreign(samples, one) for one in some] if astray else ()
+                    others = [_next_foreign(samples, one) for one in some] if has_wrongdoc else ()
                     rows = answer_paper(engine, name, some, conditions, others)
                 run.append(name, rows)
                 engine.forget()  # the next samples' documents are other ones
@@ -146,7 +146,7 @@ def _run(
     return 1 if bad else 0
 
 
-def _astray(conditions: list[Condition]) -> bool:
+def _has_wrongdoc(conditions: list[Condition]) -> bool:
     return any(condition.control == "wrongdoc" for condition in conditions)
 
 

@@ -149,11 +149,13 @@ def answer_paper(
 
     A sample that fails under a condition (its KV does not fit, say) has a row with its `error`;
     all else is answered all the same. Raises ConfigError when a control lacks `others`."""
-    astray = any(condition.control == "wrongdoc" for condition in conditions)
-    if astray and not others:
+    has_wrongdoc = any(condition.control == "wrongdoc" for condition in conditions)
+    if has_wrongdoc and not others:
         raise ConfigError(f"wrongdoc needs two samples of {name}; use a larger --limit")
     rows, samples = [], []
-    for record, other in zip(records, others if astray else [None] * len(records), strict=True):
+    for record, other in zip(
+        records, others if has_wrongdoc else [None] * len(records), strict=True
+    ):
         try:
             samples.append(_sample(engine, name, record, other))
         except C2KVError as error:
