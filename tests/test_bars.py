@@ -77,6 +77,13 @@ def test_runs_keep_to_their_own_controls_and_share_what_is_of_their_backbone():
         ("c2kv (b)", "F1 / wrongdoc"): 4.0,
         ("c2kv (b)", "F1 / recompute"): 2.0,
     }
+    again = run({"recompute": scores(10), "block": scores(8), "wrongdoc:block": scores(4)})
+    assert joined(first, again) == {
+        **joined(first),
+        ("block", "NLL gap to wrongdoc"): 0.0,
+        ("block", "F1 / wrongdoc"): 2.0,
+        ("block", "F1 / recompute"): 0.8,
+    }
     without = run({"c2kv": scores(20, 1.0)})
     assert {method for method, _ in joined(first, without)} == {"c2kv (a)"}
     tuned = run({"block": scores(9), "wrongdoc:block": scores(3)}, backbone="other")

@@ -159,6 +159,12 @@ def test_runs_over_the_same_samples_share_a_table(runs, tmp_path):
     assert joined.title == "LongBench: my-longbench + tuned"
     assert joined.facts["model, tuned"].startswith("tuned") and "model" in alone.facts
     assert "versions" in joined.facts and "model" not in joined.facts  # shared facts once
+    summary["manifest"]["model"] = MANIFEST["model"]
+    summary["mean"]["recompute"] = 12.34
+    (other / "summary.json").write_text(json.dumps(summary))
+    joined, _ = read_sections([Path(longbench), other, Path(qa)])
+    table = next(part for part in joined.parts if isinstance(part, Table))
+    assert [row[0] for row in table.rows[1:]] == ["recompute", "c2kv", "block"]  # the same once
     summary["manifest"]["protocol"] = "official"  # never beside the other
     (other / "summary.json").write_text(json.dumps(summary))
     assert len(read_sections([Path(longbench), other])) == 2
@@ -173,7 +179,7 @@ def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     (other / "summary.json").write_text(json.dumps(summary))
     (section,) = read_sections([longbench, other])
     table = next(part for part in section.parts if isinstance(part, Table))
-    assert [row[1] for row in table.rows[1:]] == ["12.34", "13.34", "12.34", "77.77"]
+    assert [row[1] for row in table.rows[1:]] == ["12.34", "13.34", "77.77"]
     assert table.rows[-1][0] == f"c2kv ({other})"
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from c2kv.evaluation.bars import SHARED, Bar, bars
+from c2kv.evaluation.conditions import split
 
 # What two runs must share to stand side by side: samples, prompts (token by token, or NLL would be
 # of other tokens), and where there are times, what they were measured on.
@@ -22,6 +22,7 @@ _SAME = {
         *("machine", "dtype"),
     ),
 }
+_BACKBONE = ("backbone_digest", "dtype", "template_digest")
 _SCORES = {"qa": "sets", "longbench": "tasks"}
 
 
@@ -40,7 +41,7 @@ class Joined:
 
 def join(runs: Sequence[tuple[str, dict[str, Any]]]) -> list[Joined]:
     """Runs (name, summary) joined where they can be, in the order of the first of each. A
-    condition that several have is named with its run."""
+    condition that several have is named with its run; once, where they agree in all of it."""
     groups: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for number, (name, summary) in enumerate(runs):
         described = summary["manifest"]
@@ -56,7 +57,10 @@ def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
     if len(group) == 1:
         return Joined(group[0][1], manifests, tuple(bars(group[0][1]["mean"])) if asks else ())
     scores = _SCORES[group[0][1]["manifest"]["kind"]]
-    times = Counter(c for _, summary in group for c in summary["manifest"]["conditions"])
+    holders: dict[str, dict[str, str]] = {}  # by condition: what a run has of it, and its name
+    for run, summary in group:
+        for condition in summary["manifest"]["conditions"]:
+            holders.setdefault(condition, {}).setdefault(_identity(summary, condition), run)
     conditions: list[str] = []
     mean: dict[str, Any] = {}
     sets: dict[str, dict[str, Any]] = {name: {} for name in group[0][1][scores]}
@@ -64,11 +68,13 @@ def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
     for run, summary in group:
         own = summary["mean"]
         for bar in bars({**_shared(group, summary), **own}) if asks else ():
-            if bar.method in own:
-                named = bar.method if times[bar.method] == 1 else f"{bar.method} ({run})"
+            if run in holders.get(bar.method, {}).values():
+                named = bar.method if len(holders[bar.method]) == 1 else f"{bar.method} ({run})"
                 checked.append(replace(bar, method=named))
         for condition in summary["manifest"]["conditions"]:
-            named = condition if times[condition] == 1 else f"{condition} ({run})"
+            if run not in holders[condition].values():
+                continue
+            named = condition if len(holders[condition]) == 1 else f"{condition} ({run})"
             conditions.append(named)
             if condition in summary["mean"]:
                 mean[named] = summary["mean"][condition]
@@ -79,13 +85,23 @@ def _one(group: Sequence[tuple[str, dict[str, Any]]]) -> Joined:
     return Joined(joined, manifests, tuple(checked))
 
 
+def _identity(summary: dict[str, Any], condition: str) -> str:
+    """A condition's figures in a run, its controls', and what made them."""
+    described = summary["manifest"]
+    makers = [described.get(key) for key in ("model", *_BACKBONE)]
+    makers.append(described.get("extractors", {}).get(condition))
+    own = [c for c in described["conditions"] if c == condition or split(c)[1] == condition]
+    sets = summary[_SCORES[described["kind"]]].items()
+    scores = {c: [summary["mean"].get(c), {name: by[c] for name, by in sets}] for c in own}
+    return json.dumps([makers, scores], sort_keys=True)
+
+
 def _shared(group: Sequence[tuple[str, dict[str, Any]]], summary: dict[str, Any]) -> dict[str, Any]:
     """What runs of the same backbone have measured for all of them."""
-    same = ("backbone_digest", "dtype", "template_digest")
     return {
         name: scores
         for _, other in group
-        if all(other["manifest"].get(k) == summary["manifest"].get(k) for k in same)
+        if all(other["manifest"].get(k) == summary["manifest"].get(k) for k in _BACKBONE)
         for name, scores in other["mean"].items()
         if name in SHARED
     }
