@@ -83,13 +83,15 @@ def test_a_trained_extractor_answers_and_is_measured(
     asked = []
     records = list(read_records(data))
     monkeypatch.setattr(
-        "c2kv.training.records.read_records", lambda source: asked.append(source) or records
+        "c2kv.training.records.read_records",
+        lambda source, split: asked.append((source, split)) or records,
     )
     few = [*arguments, "--conditions", "recompute", "--json", "hub:someone/questions"]
-    assert main(few) == 0 and asked == ["hub:someone/questions"]
+    few += ["--split", "validation"]
+    assert main(few) == 0 and asked == [("hub:someone/questions", "validation")]
     hub = json.loads(capsys.readouterr().out)
     assert hub["sets"]["questions"]["recompute"] == result["sets"]["train"]["recompute"]
-    assert len(hub["manifest"]["data"]["hub:someone/questions"]) == 64
+    assert len(hub["manifest"]["data"]["hub:someone/questions (validation)"]) == 64
     assert "mean of the sets" in table and "recompute" in table and "wrongdoc" not in table
 
 

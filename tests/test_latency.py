@@ -143,6 +143,18 @@ def test_a_point_that_fails_loses_no_other(engine, monkeypatch, tmp_path, capsys
     assert f"FAILED: recompute failed with 512 tokens in 2 documents: {first['error']}" in (
         section.text
     )
+
+    # Trying again loses nothing of it, whatever happens.
+    def fail(*arguments):
+        raise ConfigError("the disk is full")
+
+    kept = [*result["costs"], {**result["costs"][0], "source_tokens": 512}]
+    (out / "summary.json").write_text(json.dumps({**result, "costs": kept}))
+    with monkeypatch.context() as patch:
+        patch.setattr(latency, "measure", fail)
+        assert main([*command, "--no-cold", "--out", str(out), "--counts", "2"]) == 1
+    assert "the disk is full" in capsys.readouterr().err
+    assert json.loads((out / "summary.json").read_text())["costs"] == kept
     # What was measured stays; what failed is tried again.
     monkeypatch.setattr(engine.backbone, "max_positions", 4000)
     measured, points = latency.measure, []

@@ -430,6 +430,10 @@ def test_the_time_to_a_first_token_is_of_one_sample_alone(engine, monkeypatch):
     rows = protocols.answer_paper(engine, "hotpotqa", records, [Condition.of("reuse")])
     assert sizes == [(1, 1)] * 3 + [(3, 32)]
     assert all(1 <= row["ttft"] < 2 and row["question"] == 10 for row in rows)
+    sizes.clear()
+    (row,) = protocols.answer_paper(engine, "hotpotqa", records[:1], [Condition.of("reuse")])
+    assert sizes == [(1, 32)]  # alone already
+    assert 1 <= row["ttft"] < 2 and row["question"] == 10
 
 
 @pytest.mark.embedded

@@ -134,6 +134,7 @@ def test_markdown_has_its_figures_beside_it(runs, tmp_path):
     assert all("</svg>" in (tmp_path / name).read_text() for name in named)
     assert "| score | hotpotqa* | qmsum | mean |" in text
     assert "| c2kv | 13.34 | 13.34 | 13.34 |" in text
+    assert "\n\\* in-distribution" in text  # no list
 
 
 def test_runs_over_the_same_samples_share_a_table(runs, tmp_path):
@@ -250,10 +251,43 @@ def test_scores_over_fewer_samples_say_so(runs):
     assert "qmsum 2 of 7 under recompute" in section.text
 
 
+def test_answers_to_fewer_questions_say_so_too(runs):
+    folder = Path(runs[0])
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["sets"]["squad"]["recompute"] |= {"scored": 60, "failed": 40}
+    summary["mean"]["recompute"] = {"scored": 160, "failed": 40}
+    summary["mean"]["c2kv"]["f1_margin"] = 2.34
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (section,) = read_sections([folder])
+    assert "Questions: squad 100, boolq 100." in section.text
+    means, _, f1, nll = (part.rows for part in section.parts[1:])
+    assert means[0][:3] == ("recompute", "–", "–") and means[1][1] == "11.0 ± 2.3"
+    assert f1[0] == ("recompute", "10.0 (of 60)", "10.0")
+    assert nll[0] == ("recompute", "3.000 (of 60)", "3.000")
+    assert ">recompute<" not in section.parts[0].svg
+
+
+def test_other_folders_are_passed_over_aloud(runs, tmp_path, capsys):
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "report.html").touch()
+    output = str(tmp_path / "all.html")
+    others = [str(tmp_path / name) for name in ("trained", "report.html")]
+    assert main(["report", runs[0], *others, "-o", output]) == 0
+    seen = capsys.readouterr()
+    assert f"passed over, as no runs: {', '.join(others)}" in seen.err and "1 runs" in seen.out
+    assert main(["report", *others, "-o", output]) == 1
+    assert "none of these is a run" in capsys.readouterr().err
+    assert main(["report", runs[0], str(tmp_path / "mistyped"), "-o", output]) == 1
+    assert "mistyped' holds no summary.json" in capsys.readouterr().err
+
+
 def test_runs_stand_side_by_side_only_where_they_can(runs, tmp_path):
     """Not with times of another machine, nor with other prompts."""
     for number, change in enumerate(
-        ({"dtype": "bfloat16"}, {"machine": {"threads": 1}}, {"template_digest": "other"})
+        (
+            *({"dtype": "bfloat16"}, {"machine": {"threads": 1}}),
+            *({"template_digest": "other"}, {"tokenizer_digest": "other"}),
+        )
     ):
         other = tmp_path / str(number)
         other.mkdir()

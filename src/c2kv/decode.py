@@ -12,7 +12,7 @@ from torch import Tensor
 
 from c2kv.backbone import Backbone
 from c2kv.composition import Composition, check_positions, open_together
-from c2kv.errors import ConfigError, DocumentError
+from c2kv.errors import ConfigError, DocumentError, NumericalError
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def decode(
     of its own, over one composition or one for each question. `on_token(row, token_id)` sees
     every token as it comes; `cancelled()` is asked before every step.
 
-    Raises ContextOverflowError before any work when positions would not suffice."""
+    Raises ContextOverflowError before any work when positions would not suffice, NumericalError
+    when what the model makes of a question is not finite."""
     if not questions or not all(questions):
         raise DocumentError("there is no question, or an empty one; ask something")
     if isinstance(compositions, Composition):
@@ -156,6 +157,11 @@ def decode(
         chosen = choose(logits, decoded)
         if step == 0:
             times.question = clock.lap()
+            if not logits.isfinite().all():
+                raise NumericalError(
+                    f"the model's logits are not finite: {backbone.model.dtype} overflows; load it "
+                    "in bfloat16 or float32"
+                )
         for row in sorted(active):
             if chosen[row] in options.stop_ids:
                 decoded[row].finish_reason = "stop"

@@ -6,11 +6,13 @@ import argparse
 import json
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from c2kv.cli.common import (
     add_engine_options,
+    distinct,
     human_bytes,
     human_seconds,
     load_engine,
@@ -48,22 +50,27 @@ def add_commands(commands: Any) -> None:
     )
     bench.add_argument("--out", type=Path, metavar="DIR", help="keep the results here")
     bench.add_argument("--json", action="store_true")
-    add_engine_options(bench, documents=None)
-    bench.set_defaults(run=run_bench, store=None)
+    add_engine_options(bench, documents=None, keeps=False)
+    bench.set_defaults(run=run_bench)
 
 
 def _numbers(text: str) -> list[int]:
-    return [whole_number(1)(part) for part in text.split(",")]
+    return distinct([whole_number(1)(part) for part in text.split(",")])
 
 
 def run_bench(args: argparse.Namespace) -> int:
+    from c2kv.evaluation.run import run_folder
+
+    if args.store is not None and not Path(args.store).is_dir():
+        raise ConfigError(f"--store '{args.store}' is no folder; name one on the disk to measure")
     # A store of its own: cold requests must find nothing, and leave nothing.
-    with tempfile.TemporaryDirectory(dir=args.store) as folder:
-        args.store = folder
-        return _run(args)
+    with tempfile.TemporaryDirectory(dir=args.store) as store, run_folder(args.out) as folder:
+        given, args.store = args.store, store
+        return _run(args, folder, given)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, folder: Path, store: str | None) -> int:
+    """store: where the user wants it to be, of all the disks there are."""
     from dataclasses import asdict
 
     from tqdm import tqdm
@@ -77,17 +84,18 @@ def _run(args: argparse.Namespace) -> int:
     if "recompute" not in args.methods:
         raise ConfigError("speedups are against full recompute; add recompute to --methods")
     engine = load_engine(args)
+    if engine.backbone.device.type != "cuda" and find_spec("psutil") is None:
+        print("c2kv: peak memory needs psutil; run: pip install 'c2kv[eval]'", file=sys.stderr)
     points = [(tokens, count) for tokens in args.tokens for count in args.counts]
     work = len(args.methods) * ((3 - args.no_cold) * args.repeats + 1)
     conditions = [Condition.of(name) for name in args.methods]
     names = ("repeats", "tokens", "counts", "no_cold")
-    settings = {"kind": "bench", **{name: getattr(args, name) for name in names}}
+    settings = {"kind": "bench", **{name: getattr(args, name) for name in names}, "store": store}
     described = manifest(engine, conditions, settings)
     result: dict[str, Any] = {"manifest": described, "costs": [], "failed": []}
-    if args.out is not None:
-        Run(args.out, described)
-        if (args.out / SUMMARY).exists():
-            result = read_json(args.out / SUMMARY)
+    Run(folder, described)
+    if (folder / SUMMARY).exists():
+        result = read_json(folder / SUMMARY)
     costs, failed = (_by_point(result[name], points) for name in ("costs", "failed"))
     left = [point for point in points if len(costs[point]) < len(args.methods)]
     with tqdm(
@@ -112,15 +120,16 @@ def _run(args: argparse.Namespace) -> int:
             except C2KVError as error:
                 found, reasons = [], {"all methods": str(error)}
             at = {"source_tokens": tokens, "documents": count}
-            costs[tokens, count] = [asdict(cost) for cost in found]
-            failed[tokens, count] = [{**at, "method": m, "error": e} for m, e in reasons.items()]
+            failures = [{**at, "method": m, "error": e} for m, e in reasons.items()]
+            if len(found) >= len(costs[tokens, count]):  # trying again loses nothing
+                costs[tokens, count] = [asdict(cost) for cost in found]
+                failed[tokens, count] = failures
             engine.forget()
-            for one in failed[tokens, count]:
+            for one in failures:
                 tqdm.write(failure(one), sys.stderr)
             result["costs"] = [cost for point in points for cost in costs[point]]
             result["failed"] = [one for point in points for one in failed[point]]
-            if args.out is not None:  # what comes later loses nothing of it
-                write_json(args.out / SUMMARY, result)
+            write_json(folder / SUMMARY, result)  # what comes later loses nothing of it
     print(json.dumps(result, indent=2) if args.json else _table(result["costs"]))
     return 1 if result["failed"] else 0
 

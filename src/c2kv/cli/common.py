@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from c2kv import extras
 from c2kv.errors import ConfigError, DocumentError, MissingPackageError
@@ -18,6 +18,8 @@ from c2kv.paths import cache_dir
 if TYPE_CHECKING:
     from c2kv.document import Document
     from c2kv.engine import Engine
+
+T = TypeVar("T")
 
 VARIANTS = ("plain", "residual", "anchor")
 SUFFIXES = (".txt", ".md", ".rst")
@@ -60,7 +62,15 @@ def method_name(text: str) -> str:
 
 def method_names(text: str) -> list[str]:
     """An argparse type for lists of methods."""
-    return [method_name(name) for name in text.split(",")]
+    return distinct([method_name(name) for name in text.split(",")])
+
+
+def distinct(values: list[T]) -> list[T]:
+    """Of an argparse type: refuses a list that names something twice."""
+    for value in values:
+        if values.count(value) > 1:
+            raise argparse.ArgumentTypeError(f"'{getattr(value, 'name', value)}' is named twice")
+    return values
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +87,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_engine_options(
     parser: argparse.ArgumentParser,
     documents: str | None = "text files, folders of them, or - (stdin)",
+    keeps: bool = True,
 ) -> None:
+    """keeps: whether segments are kept in the user's store, where none is named."""
     add_model_options(parser)
     parser.add_argument(
         "-x",
@@ -98,7 +110,12 @@ def add_engine_options(
         help="source tokens per entry, 1 to 64, as the extractor was trained for",
     )
     parser.add_argument("--variant", choices=VARIANTS, help="of the extractor")
-    add_store_option(parser)
+    if keeps:
+        add_store_option(parser)
+    else:  # what is measured once is not worth disk
+        parser.add_argument(
+            "--store", metavar="DIR", help="use segments of this store, and keep them there"
+        )
     parser.add_argument(
         "--segment-tokens",
         type=whole_number(1),

@@ -35,12 +35,19 @@ def add_commands(commands: Any) -> None:
         "--plot", type=plot_file, metavar="FILE", help="draw it (.png or .svg; needs matplotlib)"
     )
     deviation.add_argument("--json", action="store_true", help="per layer too")
-    add_engine_options(deviation)
+    add_engine_options(deviation, keeps=False)
     deviation.set_defaults(run=run_deviation)
 
 
 def run_deviation(args: argparse.Namespace) -> int:
     texts = read_documents(args.documents)
+    from c2kv.evaluation.run import run_folder
+
+    with run_folder(args.out) as folder:
+        return _run(args, texts, folder)
+
+
+def _run(args: argparse.Namespace, texts: list[tuple[str, str]], folder: Path) -> int:
     from dataclasses import asdict
 
     from tqdm import tqdm
@@ -55,8 +62,7 @@ def run_deviation(args: argparse.Namespace) -> int:
     settings = {"kind": "deviation", "documents": rows_digest([text for _, text in texts])}
     conditions = [Condition.of(name) for name in methods]
     described = manifest(engine, conditions, settings)
-    if args.out is not None:
-        Run(args.out, described)
+    Run(folder, described)
     with tqdm(total=len(methods), unit="method", file=sys.stderr, leave=False, disable=None) as bar:
         rows = list(deviations(engine, documents, methods, lambda: bar.update(1)))
     result: dict[str, Any] = {
@@ -65,8 +71,7 @@ def run_deviation(args: argparse.Namespace) -> int:
         "source_tokens": sum(document.tokens for document in documents),
         "methods": [asdict(row) for row in rows],
     }
-    if args.out is not None:
-        write_json(args.out / SUMMARY, result)
+    write_json(folder / SUMMARY, result)
     if args.plot is not None:
         from c2kv.evaluation.report import figures
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from c2kv.cli import longbench, probes
-from c2kv.cli.common import add_engine_options, load_engine, table, whole_number
+from c2kv.cli.common import add_engine_options, distinct, load_engine, table, whole_number
 from c2kv.errors import ConfigError, DocumentError
 from c2kv.evaluation.conditions import DEFAULT, Condition
 
@@ -21,6 +21,7 @@ def add_commands(commands: Any) -> None:
     qa = kinds.add_parser("qa", help="records of any training format, with controls")
     qa.add_argument("-n", "--limit", type=whole_number(1), default=100, help="questions a file")
     qa.add_argument("--per-question", type=whole_number(1), default=4, metavar="DOCUMENTS")
+    qa.add_argument("--split", help="of hub: sources, which need one")
     qa.add_argument(
         "--conditions",
         type=conditions,
@@ -32,8 +33,8 @@ def add_commands(commands: Any) -> None:
     qa.add_argument("--batch", type=whole_number(1), default=8)
     qa.add_argument("--seed", type=int, default=0)
     add_out_options(qa)
-    add_engine_options(qa, documents="record files")
-    qa.set_defaults(run=run_qa, store=None)  # what is evaluated once is not worth disk
+    add_engine_options(qa, documents="record files", keeps=False)
+    qa.set_defaults(run=run_qa)
 
     longbench.add_command(kinds, conditions, add_out_options)
     probes.add_command(kinds, conditions, add_out_options)
@@ -104,12 +105,13 @@ def add_out_options(parser: argparse.ArgumentParser) -> None:
 def conditions(text: str) -> list[Condition]:
     """An argparse type for a list of conditions."""
     try:
-        return [Condition.of(name) for name in text.split(",")]
+        return distinct([Condition.of(name) for name in text.split(",")])
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def run_qa(args: argparse.Namespace) -> int:
+    from c2kv.evaluation.run import run_folder
     from c2kv.training.records import read_records
 
     sets = {}
@@ -117,12 +119,11 @@ def run_qa(args: argparse.Namespace) -> int:
         name = Path(source).name.split(".")[0]
         if name in sets:
             raise DocumentError(f"two files are called '{name}'; rename one of them")
-        sets[name] = list(read_records(source))
-    engine = load_engine(args)
-    if args.out is not None:
-        return _run(args, engine, sets, args.out)
-    with tempfile.TemporaryDirectory() as folder:
-        return _run(args, engine, sets, Path(folder))
+        if source.startswith("hub:") and args.split is None:
+            raise ConfigError(f"which split of '{source}'? give --split validation, say")
+        sets[name] = list(read_records(source, split=args.split))
+    with run_folder(args.out) as folder:
+        return _run(args, load_engine(args), sets, folder)
 
 
 def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Path) -> int:
@@ -132,22 +133,33 @@ def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Pa
 
     from c2kv.evaluation.bars import bars
     from c2kv.evaluation.qa import evaluate, make_cases, summarize
-    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
+    from c2kv.evaluation.run import (
+        SUMMARY,
+        Run,
+        batch_setting,
+        manifest,
+        rows_digest,
+        write_json,
+    )
     from c2kv.models import file_sha256
 
     names = ("limit", "per_question", "seed", "max_new_tokens")
     settings = {"kind": "qa", **{name: getattr(args, name) for name in names}}
+    settings |= batch_setting(engine, args.batch)
     data = {}
     for source, records in zip(args.documents, sets.values(), strict=True):
         if source.startswith("hub:"):
-            data[source] = rows_digest([asdict(record) for record in records])
+            data[f"{source} ({args.split})"] = rows_digest([asdict(record) for record in records])
         else:
             data[Path(source).name] = file_sha256(Path(source))
     described = manifest(engine, args.conditions, settings, data)
     run = Run(folder, described)
     summaries = {}
-    for name, records in sets.items():
-        cases = make_cases(engine, records, args.limit, args.per_question, args.seed)
+    drawn = {  # all of them first: what is wrong with a file is told before the work
+        name: make_cases(engine, records, args.limit, args.per_question, args.seed)
+        for name, records in sets.items()
+    }
+    for name, cases in drawn.items():
         done = run.resume(name, args.conditions)
         left = [case for case in cases if case.id not in done]
         with tqdm(
@@ -175,14 +187,18 @@ def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Pa
 
 
 def _mean(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Unweighted means over the sets, of scores that every set has; and how many cases were scored,
-    and failed, in all of them."""
+    """Unweighted means over the sets, of scores that every set has, where no case failed (others
+    were scored on other cases); and how many were scored, and failed, in all of them."""
     mean = {}
     for condition in next(iter(summaries.values())):
         scores = [summary[condition] for summary in summaries.values()]
-        shared = [name for name in scores[0] if all(name in one for one in scores)]
+        counts = {n: sum(one[n] for one in scores) for n in ("scored", "failed")}
+        shared = [n for n in scores[0] if all(n in one for one in scores) and not counts["failed"]]
         mean[condition] = {n: sum(one[n] for one in scores) / len(scores) for n in shared}
-        mean[condition] |= {n: sum(one[n] for one in scores) for n in ("scored", "failed")}
+        if "f1_margin" in shared:  # errors of sets are independent
+            margin = math.hypot(*(one["f1_margin"] for one in scores))
+            mean[condition]["f1_margin"] = margin / len(scores)
+        mean[condition] |= counts
     return mean
 
 

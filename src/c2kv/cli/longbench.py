@@ -6,7 +6,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,18 +54,19 @@ def add_command(
         "--batch", type=whole_number(1), default=1, help="samples answered at once (default 1)"
     )
     add_out_options(bench)
-    add_engine_options(bench, documents=None)
+    add_engine_options(bench, documents=None, keeps=False)
     bench.add_argument(
         "--data",
         metavar="DIR",
         help="folder of NAME.jsonl, or hub (THUDM/LongBench), or hub:owner/name of a copy",
     )
-    bench.set_defaults(run=run_longbench, store=None)
+    bench.set_defaults(run=run_longbench)
 
 
 def run_longbench(args: argparse.Namespace) -> int:
     from c2kv.evaluation.longbench import DEFAULT_TASKS, TASKS, load_records
     from c2kv.evaluation.protocols import check_protocol
+    from c2kv.evaluation.run import run_folder
 
     default = ("recompute",) if args.protocol == "official" else _METHODS
     conditions = args.methods or [Condition.of(name) for name in default]
@@ -88,11 +88,8 @@ def run_longbench(args: argparse.Namespace) -> int:
                 )
     if any(TASKS[name].metric == "rouge_l" for name in tasks):
         extras.need("rouge", "c2kv[eval]")  # now, not after hours
-    engine = load_engine(args)
-    if args.out is not None:
-        return _run(args, engine, conditions, records, args.out)
-    with tempfile.TemporaryDirectory() as folder:
-        return _run(args, engine, conditions, records, Path(folder))
+    with run_folder(args.out) as folder:
+        return _run(args, load_engine(args), conditions, records, folder)
 
 
 def _run(
@@ -105,11 +102,19 @@ def _run(
     from tqdm import tqdm
 
     from c2kv.evaluation.protocols import answer_official, answer_paper
-    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
+    from c2kv.evaluation.run import (
+        SUMMARY,
+        Run,
+        batch_setting,
+        manifest,
+        rows_digest,
+        write_json,
+    )
 
     methods = [condition.name for condition in conditions]
     names = ("protocol", "limit", "max_length")
     settings = {"kind": "longbench", **{name: getattr(args, name) for name in names}}
+    settings |= batch_setting(engine, args.batch)
     settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
     described = manifest(engine, conditions, settings)
     run = Run(folder, described)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -43,17 +42,16 @@ def add_command(
     probes.add_argument("--conditions", type=conditions, default=_CONDITIONS)
     probes.add_argument("--seed", type=int, default=0)
     add_out_options(probes)
-    add_engine_options(probes)
-    probes.set_defaults(run=run_probes, store=None)
+    add_engine_options(probes, keeps=False)
+    probes.set_defaults(run=run_probes)
 
 
 def run_probes(args: argparse.Namespace) -> int:
     texts = read_documents(args.documents)
-    engine = load_engine(args)
-    if args.out is not None:
-        return _run(args, engine, texts, args.out)
-    with tempfile.TemporaryDirectory() as folder:
-        return _run(args, engine, texts, Path(folder))
+    from c2kv.evaluation.run import run_folder
+
+    with run_folder(args.out) as folder:
+        return _run(args, load_engine(args), texts, folder)
 
 
 def _run(args: argparse.Namespace, engine: Any, texts: list[tuple[str, str]], folder: Path) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from c2kv import extras
+from c2kv.errors import DataError
 
 
 def add_commands(commands: Any) -> None:
@@ -34,9 +36,15 @@ def run_report(args: argparse.Namespace) -> int:
     from c2kv.evaluation.report.parts import Figure
     from c2kv.evaluation.report.render import to_html, to_markdown
     from c2kv.evaluation.report.sections import read_sections
+    from c2kv.evaluation.run import is_run
 
     extras.need("matplotlib", "c2kv[plot]")
-    sections = read_sections(args.runs)
+    runs = [path for path in args.runs if not path.exists() or is_run(path)]
+    if other := [str(path) for path in args.runs if path not in runs]:  # of `runs/*`, say
+        print(f"c2kv: passed over, as no runs: {', '.join(other)}", file=sys.stderr)
+    if not runs:
+        raise DataError("none of these is a run; name folders given as --out")
+    sections = read_sections(runs)
     output: Path = args.output
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".html":
@@ -47,5 +55,5 @@ def run_report(args: argparse.Namespace) -> int:
         for file, figure in zip(files, drawn, strict=True):
             (output.parent / file).write_text(figure.svg, encoding="utf-8")
         output.write_text(to_markdown(args.title, sections, files), encoding="utf-8")
-    print(f"report of {len(args.runs)} runs written to {output}")
+    print(f"report of {len(runs)} runs written to {output}")
     return 0

@@ -1,4 +1,4 @@
-"""Answering samples in batches that memory may not hold."""
+"""Answering samples in batches that memory may not hold, or of which one overflows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from c2kv.errors import NumericalError
+
 T = TypeVar("T")
 Rows = list[dict[str, Any]]
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether torch says by this that memory is too small: not always by an error of its own."""
+    texts = ("CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
+    return isinstance(error, torch.OutOfMemoryError) or any(t in str(error) for t in texts)
 
 
 def in_halves(
@@ -16,11 +24,14 @@ def in_halves(
     samples: Sequence[T],
     failed: Callable[[T, Exception], dict[str, Any]],
 ) -> Rows:
-    """The rows of `answer(samples)`; where the device's memory does not hold them all, of each half
-    by itself, down to single samples, which then have a row by `failed`."""
+    """The rows of `answer(samples)`; where memory does not hold them all, or one gives values that
+    are not finite, of each half by itself, down to single samples, which then have a row by
+    `failed`."""
     try:
         return answer(samples)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, NumericalError) as error:
+        if not (isinstance(error, NumericalError) or out_of_memory(error)):
+            raise
         if len(samples) == 1:
             return [failed(samples[0], error)]
     # Not within `except`, where the traceback would keep the failed batch alive.

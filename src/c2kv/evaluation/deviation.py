@@ -16,6 +16,7 @@ from torch import Tensor
 from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import ConfigError
+from c2kv.evaluation.batches import out_of_memory
 
 SWEEP = (
     "reuse",
@@ -41,9 +42,9 @@ def deviations(
     progress: Callable[[], object] = lambda: None,
 ) -> Iterator[Deviation]:
     """The deviation of each method on one prompt of these documents. Raises ConfigError for a
-    method that keeps fewer entries than tokens."""
+    method that keeps fewer entries than tokens, or when memory is too small."""
     exact = _document_kv(engine, documents, "recompute")[0]
-    size = exact.square().sum(dim=(1, 2, 3, 4))
+    size = _square(exact, None)
     products = sum(d.tokens for d in documents) * engine.backbone.num_layers
     for method in methods:
         kv, recomputed = _document_kv(engine, documents, method)
@@ -52,7 +53,7 @@ def deviations(
                 f"method '{method}' keeps {kv.shape[3]} entries of {exact.shape[3]} tokens: its KV "
                 "cannot be set beside full recompute's; leave it out"
             )
-        off = (kv - exact).square().sum(dim=(1, 2, 3, 4))
+        off = _square(kv, exact)
         by_layer = (off / size).sqrt().tolist()
         whole = (off.sum() / size.sum()).sqrt().item()
         yield Deviation(method, min(1.0, recomputed / products), whole, by_layer)
@@ -60,10 +61,25 @@ def deviations(
 
 
 def _document_kv(engine: Engine, documents: Sequence[Document], method: str) -> tuple[Tensor, int]:
-    """KV of the documents' entries [layers, 2, kv_heads, entries, head_dim] in float32, and the
-    token·layer products it took online."""
-    got = engine.prefill(documents, method)
+    """KV of the documents' entries [layers, 2, kv_heads, entries, head_dim], and the token·layer
+    products it took online."""
+    try:
+        got = engine.prefill(documents, method)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"memory does not hold the KV of {sum(d.tokens for d in documents)} tokens by "
+            f"'{method}' beside full recompute's; use fewer documents"
+        ) from error
     prefix = got.composition.question_position - sum(d.tokens for d in documents)
     with torch.no_grad():
-        kv = got.composition.kv()[:, :, :, prefix:].float()
+        kv = got.composition.kv()[:, :, :, prefix:]
     return kv, got.recomputed
+
+
+def _square(kv: Tensor, other: Tensor | None) -> Tensor:
+    """The squared norm of each layer's KV, or of its difference to the other's [layers]. In
+    float32, a layer at a time: all of it may be as large as the device's memory."""
+    off = (kv[i].float() - (0 if other is None else other[i].float()) for i in range(len(kv)))
+    return torch.stack([layer.square().sum() for layer in off])

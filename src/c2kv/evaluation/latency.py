@@ -22,6 +22,7 @@ from c2kv.decode import DecodingOptions, decode
 from c2kv.document import Document
 from c2kv.engine import Engine
 from c2kv.errors import C2KVError, ConfigError
+from c2kv.evaluation.batches import out_of_memory
 from c2kv.evaluation.memory import peak_bytes
 from c2kv.evaluation.run import first_line
 
@@ -117,7 +118,9 @@ def measure(
         """A method that fails has no more turns; the others go on."""
         try:
             yield
-        except (C2KVError, torch.OutOfMemoryError) as error:
+        except (C2KVError, RuntimeError) as error:
+            if not (isinstance(error, C2KVError) or out_of_memory(error)):
+                raise
             failed[method] = first_line(error)
 
     for method in methods:  # unmeasured: what a first pass sets up

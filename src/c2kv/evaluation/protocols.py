@@ -261,9 +261,13 @@ def _decode(engine: Engine, name: str, condition: str, asked: Sequence[_Asked]) 
         options = replace(options, stop_ids=stop, min_new_tokens=1)
     compositions = [one.prefilled.composition for one in asked]
     questions = [one.question for one in asked]
-    first = replace(options, max_new_tokens=1)
-    times = [decode(c, [q], first)[1] for c, q in zip(compositions, questions, strict=True)]
-    decoded, _ = decode(compositions, questions, options)
+    if len(asked) == 1:
+        decoded, took_alone = decode(compositions, questions, options)
+        times = [took_alone]
+    else:
+        first = replace(options, max_new_tokens=1)
+        times = [decode(c, [q], first)[1] for c, q in zip(compositions, questions, strict=True)]
+        decoded, _ = decode(compositions, questions, options)
     rows = []
     for one, found, took in zip(asked, decoded, times, strict=True):
         text = tokenizer.decode(found.token_ids, skip_special_tokens=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+import statistics
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -274,15 +276,19 @@ def _fidelity(reference: Tensor, got: Tensor) -> dict[str, float]:
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Means by condition: F1 (percent), NLL per answer token, entries, KL and top-1 agreement;
-    and how many cases were scored, and failed. Failed ones enter no mean."""
+    """Means by condition: F1 (percent; margin: half its 95 % interval), NLL per answer token,
+    entries, KL and top-1 agreement; and how many cases were scored, and failed. Failed ones enter
+    no mean."""
     summary = {}
     for condition in dict.fromkeys(row["condition"] for row in rows):
         every = [row for row in rows if row["condition"] == condition]
         some = [row for row in every if "error" not in row]
         means: dict[str, float] = {"scored": len(some), "failed": len(every) - len(some)}
         if some:
-            means["f1"] = 100 * sum(r["f1"] for r in some) / len(some)
+            f1s = [100 * r["f1"] for r in some]
+            means["f1"] = statistics.mean(f1s)
+            if len(f1s) > 1:
+                means["f1_margin"] = 1.96 * statistics.stdev(f1s) / math.sqrt(len(f1s))
             means["nll"] = sum(r["nll"] for r in some) / sum(r["answer_tokens"] for r in some)
             means["entries"] = sum(r["entries"] for r in some) / len(some)
         for name in ("kl", "top1"):

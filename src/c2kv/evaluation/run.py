@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ def manifest(
         "backbone_digest": engine.backbone.digest,
         "dtype": str(engine.backbone.dtype).removeprefix("torch."),
         "template_digest": engine.template.digest,
+        "tokenizer_digest": _tokenizer_digest(engine.template.tokenizer),
         "segment_tokens": engine.segment_tokens,
         "extractors": {
             name: {"digest": maker.digest, "variant": maker.variant, "ratio": maker.ratio}
@@ -59,6 +61,11 @@ def manifest(
         "data": data or {},
         **settings,
     }
+
+
+def batch_setting(engine: Engine, batch: int) -> dict[str, int]:
+    """What decides the numbers only where rounding depends on it: not in float32."""
+    return {} if str(engine.backbone.dtype) == "torch.float32" else {"batch": batch}
 
 
 _PACKAGES = ("c2kv", "torch", "transformers", "tokenizers", "numpy", "numba", "rouge")
@@ -85,7 +92,16 @@ def _device(device: Any) -> str:
     if device.type != "cuda":
         return str(device)
     has = torch.cuda.get_device_properties(device)
-    return f"{device} ({has.name}, {has.total_memory / 2**30:.0f} GiB)"
+    return f"cuda ({has.name}, {has.total_memory / 2**30:.0f} GiB)"
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 of its vocabulary, and of how it cuts a text. (Not of its file, which saving a
+    model writes anew.)"""
+    ids = tokenizer(
+        "The mill's 1,743 naïve\n\tmillers – 12.5 %", add_special_tokens=False
+    ).input_ids
+    return rows_digest([sorted(tokenizer.get_vocab().items()), ids])
 
 
 def rows_digest(rows: Sequence[Any]) -> str:
@@ -94,6 +110,34 @@ def rows_digest(rows: Sequence[Any]) -> str:
     for row in rows:
         total.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\0")
     return total.hexdigest()
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run was begun (or brought) there."""
+    return (path / MANIFEST).exists() or (path / SUMMARY).exists()
+
+
+@contextlib.contextmanager
+def run_folder(given: Path | None) -> Iterator[Path]:
+    """The folder of a run, held against other processes; a temporary one where none is given.
+    Raises ConfigError when another process is at work there."""
+    if given is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    given.mkdir(parents=True, exist_ok=True)
+    with (given / ".lock").open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not everywhere
+            pass
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is at work in '{given}'; wait for it, or choose another --out"
+            ) from error
+        yield given
 
 
 class Run:
@@ -117,7 +161,6 @@ class Run:
                         f"({was!r:.80}, now {now!r:.80}); choose another --out, or remove it"
                     )
         else:
-            folder.mkdir(parents=True, exist_ok=True)
             write_json(path, described)
 
     def rows(self, name: str) -> list[dict[str, Any]]:

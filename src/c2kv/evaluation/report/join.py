@@ -15,11 +15,11 @@ from c2kv.evaluation.conditions import split
 _SAME = {
     "qa": (
         *("data", "segment_tokens", "limit", "per_question", "seed", "max_new_tokens"),
-        "template_digest",
+        *("template_digest", "tokenizer_digest"),
     ),
     "longbench": (
         *("protocol", "segment_tokens", "limit", "max_length", "samples", "template_digest"),
-        *("machine", "dtype"),
+        *("tokenizer_digest", "machine", "dtype"),
     ),
 }
 _BACKBONE = ("backbone_digest", "dtype", "template_digest")

@@ -27,24 +27,31 @@ def qa(joined: Joined) -> Section:
         ("top1", "top-1", 3),
     )
     rows = tuple(
-        (name, *(_number(scores.get(key), digits) for key, _, digits in columns))
+        (
+            name,
+            *(
+                _number(scores.get(key), digits) + _margin(scores, key)
+                for key, _, digits in columns
+            ),
+        )
         for name, scores in mean.items()
     )
     names = tuple(sets)
     by_set = tuple(
-        (condition, *(_number(sets[name][condition].get("f1"), 1) for name in names))
+        (condition, *(_score(sets[name][condition], "f1", 1) for name in names))
         for condition in mean
     )
     nlls = tuple(
-        (condition, *(_number(sets[name][condition].get("nll"), 3) for name in names))
+        (condition, *(_score(sets[name][condition], "nll", 3) for name in names))
         for condition in mean
     )
-    scored = {name: next(iter(one.values()))["scored"] for name, one in sets.items()}
+    scored = {name: max(by["scored"] for by in one.values()) for name, one in sets.items()}
     text = (
         "The same questions over the same documents, by each method and under controls. "
         "wrongdoc: another question's documents; budget: raw text cut to as many entries; noctx: "
         "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
-        "token; KL and top-1 agreement are with full recompute, along its own answer. "
+        "token; KL and top-1 agreement are with full recompute, along its own answer. ±: 95 % "
+        "interval of F1 over questions. "
         "Sets whose training split an extractor has seen (its card names them) are "
         "in-distribution for it."
     )
@@ -91,7 +98,7 @@ def longbench(joined: Joined) -> Section:
     counted = (str(max(one["scored"] for one in by.values())) for by in tasks.values())
     rows = [("samples", *counted, "")]
     for method in methods:
-        scores = (_score(by[method]) for by in tasks.values())
+        scores = (_score(by[method], "score", 2) for by in tasks.values())
         rows.append((method, *scores, _number(summary["mean"].get(method), 2)))
     ttfts = tuple((m, *(_ttft(by[m]) for by in tasks.values())) for m in methods)
     entries = tuple(
@@ -126,10 +133,14 @@ def longbench(joined: Joined) -> Section:
     )
 
 
-def _score(scores: dict[str, Any]) -> str:
+def _score(scores: dict[str, Any], key: str, digits: int) -> str:
     """With the number of samples in it where some failed."""
     partial = f" (of {scores['scored']})" if scores["failed"] else ""
-    return _number(scores.get("score"), 2) + partial
+    return _number(scores.get(key), digits) + partial
+
+
+def _margin(scores: dict[str, Any], key: str) -> str:
+    return f" ± {scores[f'{key}_margin']:.1f}" if f"{key}_margin" in scores else ""
 
 
 def _ttft(scores: dict[str, Any]) -> str:

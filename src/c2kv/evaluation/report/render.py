@@ -87,7 +87,8 @@ def to_markdown(title: str, sections: Sequence[Section], figures: Sequence[str])
             lines.append("| " + " | ".join(part.header) + " |")
             lines.append("|---" + "|---:" * (len(part.header) - 1) + "|")
             lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in part.rows]
-            lines += ["", *([part.note, ""] if part.note else [])]
+            note = part.note.replace("*", "\\*")  # a star at a line's start makes a list
+            lines += ["", *([note, ""] if note else [])]
     return "\n".join(lines)
 
 
