@@ -47,8 +47,9 @@ def place(parts: Sequence[Part], arena: Tensor, row: int = 0) -> None:
     half = arena.shape[-1] // 2
     for kv, cos, sin, slot in parts:
         out = arena[:, :, row, :, slot : slot + kv.shape[3]]
+        kv = kv.to(out.device)  # contiguous: a single copy onto a device
         out[:, 1].copy_(kv[:, 1])
-        keys, target = kv[:, 0].to(out.device), out[:, 0]
+        keys, target = kv[:, 0], out[:, 0]
         torch.mul(keys, cos, out=target)
         target[..., :half].addcmul_(keys[..., half:], sin[..., :half], value=-1)
         target[..., half:].addcmul_(keys[..., :half], sin[..., half:])
