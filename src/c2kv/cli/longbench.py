@@ -19,9 +19,6 @@ _METHODS = (
     *("recompute", "reuse", "epic-32", "cacheblend-0.15", "c2kv"),
     *("wrongdoc", "budget", "noctx", "random"),
 )
-_NOTE = (
-    "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's are."
-)
 
 
 def add_command(
@@ -197,7 +194,7 @@ def _score(scores: dict[str, Any]) -> str:
 
 
 def _table(result: dict[str, Any], methods: list[str]) -> str:
-    from c2kv.evaluation.longbench import IN_DISTRIBUTION
+    from c2kv.evaluation.longbench import IN_DISTRIBUTION, NOTE
 
     tasks = result["tasks"]
     names = [task + ("*" if task in IN_DISTRIBUTION else "") for task in tasks]
@@ -208,4 +205,4 @@ def _table(result: dict[str, Any], methods: list[str]) -> str:
         rows.append([method, *(_score(by[method]) for by in tasks.values()), mean])
     text = table(rows, ["", *names, "mean"])
     protocol = result["manifest"]["protocol"]
-    return f"LongBench, {protocol} protocol\n{text}\n{_NOTE}"
+    return f"LongBench, {protocol} protocol\n{text}\n{NOTE}"

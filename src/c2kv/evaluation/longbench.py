@@ -24,8 +24,12 @@ DEFAULT_TASKS = (
     *("hotpotqa", "2wikimqa", "musique"),
     *("multi_news", "samsum", "qmsum", "gov_report"),
 )
-# Trained on the training split of the same data set: every table says so.
+# The paper's extractors are trained on the training splits of these: every table says so.
 IN_DISTRIBUTION = ("hotpotqa", "2wikimqa")
+NOTE = (
+    "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's are; "
+    "what another was trained on, its card says."
+)
 
 _PASSAGES = (
     "Answer the question based on the given passages. Only give me the answer and do not output "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from c2kv.evaluation.bars import bars_table
-from c2kv.evaluation.longbench import IN_DISTRIBUTION
+from c2kv.evaluation.longbench import IN_DISTRIBUTION, NOTE
 from c2kv.evaluation.report import figures
 from c2kv.evaluation.report.join import Joined
 from c2kv.evaluation.report.parts import Figure, Section, Table
@@ -104,10 +104,6 @@ def longbench(joined: Joined) -> Section:
     entries = tuple(
         (m, *(_number(by[m].get("entries"), 0) for by in tasks.values())) for m in methods
     )
-    note = (
-        "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's "
-        "are."
-    )
     points = {
         name: {m: (scores[m]["ttft"], scores[m]["score"]) for m in methods if "score" in scores[m]}
         for name, scores in tasks.items()
@@ -125,7 +121,7 @@ def longbench(joined: Joined) -> Section:
         f"LongBench: {joined.name}",
         text,
         (
-            Table(("score", *names, "mean"), tuple(rows), note),
+            Table(("score", *names, "mean"), tuple(rows), NOTE),
             Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
             Table(("median TTFT", *tasks), ttfts),
             Table(("KV entries", *tasks), entries),
