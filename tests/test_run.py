@@ -11,7 +11,7 @@ from c2kv.cli.main import main
 from c2kv.errors import ConfigError, NumericalError
 from c2kv.evaluation.batches import in_halves
 from c2kv.evaluation.qa import summarize
-from c2kv.evaluation.run import _tokenizer_digest, run_folder
+from c2kv.evaluation.run import Run, _tokenizer_digest, run_folder
 
 
 def test_two_processes_never_share_a_folder(tmp_path):
@@ -22,6 +22,21 @@ def test_two_processes_never_share_a_folder(tmp_path):
     with run_folder(folder), run_folder(None) as temporary:
         assert temporary.is_dir()
     assert not temporary.exists()
+
+
+def test_runs_go_on_elsewhere_only_where_they_tell_no_times(tmp_path, caplog):
+    here = {"processor": "a", "threads": 2, "device": "cuda (H200, 140 GiB)"}
+    there, elsewhere = {**here, "processor": "b"}, {**here, "device": "cpu"}
+    for kind in ("qa", "longbench"):
+        (tmp_path / kind).mkdir()
+        Run(tmp_path / kind, {"kind": kind, "machine": here})
+    with pytest.raises(ConfigError, match="another machine: processor"):
+        Run(tmp_path / "longbench", {"kind": "longbench", "machine": there})
+    with pytest.raises(ConfigError, match="another machine: device"):
+        Run(tmp_path / "qa", {"kind": "qa", "machine": elsewhere})
+    assert not caplog.records
+    Run(tmp_path / "qa", {"kind": "qa", "machine": there})
+    assert "begun on another machine" in caplog.text
 
 
 @pytest.mark.embedded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
 import tempfile
@@ -18,6 +19,8 @@ from c2kv.evaluation.conditions import Condition
 
 if TYPE_CHECKING:
     from c2kv.engine import Engine
+
+_log = logging.getLogger(__name__)
 
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
 FORMAT = 1  # of manifests, samples and summaries: raised when what they hold changes
@@ -149,17 +152,7 @@ class Run:
         self.folder = folder
         path = folder / MANIFEST
         if path.exists():
-            there = read_json(path)
-            for key in sorted(set(described) | set(there)):
-                was, now = there.get(key), described.get(key)
-                if was != now:
-                    if isinstance(was, dict) and isinstance(now, dict):
-                        part = next(n for n in {**was, **now} if was.get(n) != now.get(n))
-                        key, was, now = f"{key}: {part}", was.get(part), now.get(part)
-                    raise ConfigError(
-                        f"run '{folder}' was made with another {key.replace('_', ' ')} "
-                        f"({was!r:.80}, now {now!r:.80}); choose another --out, or remove it"
-                    )
+            _check_same(folder, read_json(path), described)
         else:
             write_json(path, described)
 
@@ -183,6 +176,26 @@ class Run:
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write("".join(map(_line, rows)))
+
+
+def _check_same(folder: Path, there: dict[str, Any], described: dict[str, Any]) -> None:
+    """Raises ConfigError for a run that was made otherwise. Another machine with the same device is
+    told, and refused only where times are compared."""
+    began, here = there.get("machine", {}), described.get("machine", {})
+    if described["kind"] in ("qa", "probes") and began.get("device") == here.get("device"):
+        if began != here:
+            _log.warning("run %s was begun on another machine (%s)", folder, began)
+        there = {**there, "machine": here}
+    for key in sorted(set(described) | set(there)):
+        was, now = there.get(key), described.get(key)
+        if was != now:
+            if isinstance(was, dict) and isinstance(now, dict):
+                part = next(n for n in {**was, **now} if was.get(n) != now.get(n))
+                key, was, now = f"{key}: {part}", was.get(part), now.get(part)
+            raise ConfigError(
+                f"run '{folder}' was made with another {key.replace('_', ' ')} "
+                f"({was!r:.80}, now {now!r:.80}); choose another --out, or remove it"
+            )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
