@@ -66,7 +66,8 @@ def test_samples_that_overflow_or_exhaust_memory_fail_alone():
 
 
 def row(f1, condition="c2kv", **more):
-    return {"condition": condition, "f1": f1, "nll": 2.0, "answer_tokens": 2, "entries": 9, **more}
+    scores = {"f1": f1, "nll": 2.0, "answer_tokens": 2, "entries": 9}
+    return {"id": 0, "condition": condition, **scores, **more}
 
 
 def test_scores_say_how_sure_they_are_and_means_are_over_all_samples_or_none():
@@ -77,6 +78,18 @@ def test_scores_say_how_sure_they_are_and_means_are_over_all_samples_or_none():
     mean = _mean({"one": first, "two": second})["c2kv"]
     assert mean["f1"] == pytest.approx(35) and mean["scored"] == 7
     assert mean["f1_margin"] == pytest.approx(first["c2kv"]["f1_margin"] / 2)
+    asked = [row(f, id=i) for i, f in enumerate((0.0, 0.5, 1.0))]
+    asked += [row(f, "wrongdoc", id=i) for i, f in enumerate((0.0, 0.25, 0.5))]
+    asked += [row(f, "reuse", id=i) for i, f in enumerate((0.0, 0.5, 1.0))]
+    asked += [
+        row(0.5, "wrongdoc:reuse", id=1),
+        {"condition": "wrongdoc:reuse", "error": "", "id": 2},
+    ]
+    gaps = summarize(asked)
+    assert gaps["c2kv"]["over_wrongdoc"] == 25  # by 0, 25 and 50: less spread than either has
+    assert gaps["c2kv"]["over_wrongdoc_margin"] == pytest.approx(1.96 * 25 / 3**0.5)
+    assert gaps["reuse"]["over_wrongdoc"] == 0 and "over_wrongdoc_margin" not in gaps["reuse"]
+    assert not {"over_wrongdoc"} & {*gaps["wrongdoc"], *gaps["wrongdoc:reuse"]}
     failing = summarize([row(0.2), {"condition": "c2kv", "error": "too long"}])
     assert "f1_margin" not in failing["c2kv"]
     assert _mean({"one": first, "two": failing})["c2kv"] == {"scored": 5, "failed": 1}

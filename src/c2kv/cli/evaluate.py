@@ -195,9 +195,8 @@ def _mean(summaries: dict[str, Any]) -> dict[str, dict[str, float]]:
         counts = {n: sum(one[n] for one in scores) for n in ("scored", "failed")}
         shared = [n for n in scores[0] if all(n in one for one in scores) and not counts["failed"]]
         mean[condition] = {n: sum(one[n] for one in scores) / len(scores) for n in shared}
-        if "f1_margin" in shared:  # errors of sets are independent
-            margin = math.hypot(*(one["f1_margin"] for one in scores))
-            mean[condition]["f1_margin"] = margin / len(scores)
+        for name in (n for n in shared if n.endswith("_margin")):  # sets err independently
+            mean[condition][name] = math.hypot(*(one[name] for one in scores)) / len(scores)
         mean[condition] |= counts
     return mean
 

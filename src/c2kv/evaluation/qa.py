@@ -276,24 +276,41 @@ def _fidelity(reference: Tensor, got: Tensor) -> dict[str, float]:
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Means by condition: F1 (percent; margin: half its 95 % interval), NLL per answer token,
-    entries, KL and top-1 agreement; and how many cases were scored, and failed. Failed ones enter
-    no mean."""
+    """Means by condition: F1 (percent), F1 above the same method's from wrong documents, case by
+    case (each with its margin, half of a 95 % interval), NLL per answer token, entries, KL and
+    top-1 agreement; and how many cases were scored, and failed. Failed ones enter no mean."""
     summary = {}
-    for condition in dict.fromkeys(row["condition"] for row in rows):
-        every = [row for row in rows if row["condition"] == condition]
+    by: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by.setdefault(row["condition"], []).append(row)
+    for condition, every in by.items():
         some = [row for row in every if "error" not in row]
         means: dict[str, float] = {"scored": len(some), "failed": len(every) - len(some)}
         if some:
-            f1s = [100 * r["f1"] for r in some]
-            means["f1"] = statistics.mean(f1s)
-            if len(f1s) > 1:
-                means["f1_margin"] = 1.96 * statistics.stdev(f1s) / math.sqrt(len(f1s))
+            means |= _with_margin("f1", [r["f1"] for r in some])
             means["nll"] = sum(r["nll"] for r in some) / sum(r["answer_tokens"] for r in some)
             means["entries"] = sum(r["entries"] for r in some) / len(some)
         for name in ("kl", "top1"):
             values = [r[name] for r in some if name in r]
             if values:
                 means[name] = sum(values) / len(values)
+        wrong = {r["id"]: r["f1"] for r in by.get(_wrong(condition), ()) if "error" not in r}
+        gaps = [r["f1"] - wrong[r["id"]] for r in some if r["id"] in wrong]
+        if gaps:
+            means |= _with_margin("over_wrongdoc", gaps)
         summary[condition] = means
     return summary
+
+
+def _wrong(condition: str) -> str:
+    """The condition that asks a method with wrong documents; none for a control."""
+    return {"c2kv": "wrongdoc"}.get(condition, f"wrongdoc:{condition}")
+
+
+def _with_margin(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The mean in percent, and where there are several, half of its 95 % interval."""
+    percent = [100 * value for value in values]
+    means = {name: statistics.mean(percent)}
+    if len(percent) > 1:
+        means[f"{name}_margin"] = 1.96 * statistics.stdev(percent) / math.sqrt(len(percent))
+    return means

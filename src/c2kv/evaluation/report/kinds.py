@@ -21,6 +21,7 @@ def qa(joined: Joined) -> Section:
     mean, sets = summary["mean"], summary["sets"]
     columns = (
         ("f1", "F1", 1),
+        ("over_wrongdoc", "over wrongdoc", 1),
         ("nll", "NLL", 3),
         ("entries", "KV entries", 0),
         ("kl", "KL", 3),
@@ -50,10 +51,10 @@ def qa(joined: Joined) -> Section:
         "The same questions over the same documents, by each method and under controls. "
         "wrongdoc: another question's documents; budget: raw text cut to as many entries; noctx: "
         "no documents; shuffled: documents reversed. NLL is of the expected answer, in nats a "
-        "token; KL and top-1 agreement are with full recompute, along its own answer. ±: 95 % "
-        "interval of F1 over questions. "
-        "Sets whose training split an extractor has seen (its card names them) are "
-        "in-distribution for it."
+        "token; KL and top-1 agreement are with the same model's full recompute, along its own "
+        "answer. ±: 95 % interval over the questions; over wrongdoc: F1 above the same method's "
+        "from wrong documents, question by question. Sets whose training split an "
+        "extractor has seen (its card names them) are in-distribution for it."
     )
     header, expected = bars_table(joined.bars)
     header[0] = "expected of an extractor"
