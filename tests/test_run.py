@@ -6,12 +6,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from c2kv.backbone import Backbone
 from c2kv.cli.evaluate import _mean
 from c2kv.cli.main import main
+from c2kv.engine import Engine
 from c2kv.errors import ConfigError, NumericalError
 from c2kv.evaluation.batches import in_halves
+from c2kv.evaluation.conditions import Condition
 from c2kv.evaluation.qa import summarize
-from c2kv.evaluation.run import Run, _tokenizer_digest, run_folder
+from c2kv.evaluation.run import Run, _tokenizer_digest, manifest, run_folder
+from tiny import tiny_model
 
 
 def test_two_processes_never_share_a_folder(tmp_path):
@@ -47,6 +51,15 @@ def test_a_tokenizer_is_told_by_what_it_does_not_by_its_file(embedded_tokenizer,
     other = copy.deepcopy(embedded_tokenizer)
     other.add_tokens(["millstone"])
     assert _tokenizer_digest(other) != digest
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_batch_is_a_setting_where_rounding_depends_on_it(embedded_tokenizer, dtype):
+    model = tiny_model("llama", vocab_size=len(embedded_tokenizer)).to(dtype)
+    engine = Engine(Backbone(model, embedded_tokenizer, "tiny"), None)
+    described = manifest(engine, [Condition.of("reuse")], {"kind": "qa", "batch": 8})
+    assert described.get("batch") == (None if dtype == torch.float32 else 8)
 
 
 def test_samples_that_overflow_or_exhaust_memory_fail_alone():

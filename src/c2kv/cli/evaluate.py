@@ -133,19 +133,11 @@ def _run(args: argparse.Namespace, engine: Any, sets: dict[str, Any], folder: Pa
 
     from c2kv.evaluation.bars import bars
     from c2kv.evaluation.qa import evaluate, make_cases, summarize
-    from c2kv.evaluation.run import (
-        SUMMARY,
-        Run,
-        batch_setting,
-        manifest,
-        rows_digest,
-        write_json,
-    )
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
     from c2kv.models import file_sha256
 
-    names = ("limit", "per_question", "seed", "max_new_tokens")
+    names = ("limit", "per_question", "seed", "max_new_tokens", "batch")
     settings = {"kind": "qa", **{name: getattr(args, name) for name in names}}
-    settings |= batch_setting(engine, args.batch)
     data = {}
     for source, records in zip(args.documents, sets.values(), strict=True):
         if source.startswith("hub:"):

@@ -99,19 +99,11 @@ def _run(
     from tqdm import tqdm
 
     from c2kv.evaluation.protocols import answer_official, answer_paper
-    from c2kv.evaluation.run import (
-        SUMMARY,
-        Run,
-        batch_setting,
-        manifest,
-        rows_digest,
-        write_json,
-    )
+    from c2kv.evaluation.run import SUMMARY, Run, manifest, rows_digest, write_json
 
     methods = [condition.name for condition in conditions]
-    names = ("protocol", "limit", "max_length")
+    names = ("protocol", "limit", "max_length", "batch")
     settings = {"kind": "longbench", **{name: getattr(args, name) for name in names}}
-    settings |= batch_setting(engine, args.batch)
     settings["samples"] = {name: rows_digest(rows) for name, rows in records.items()}
     described = manifest(engine, conditions, settings)
     run = Run(folder, described)

@@ -32,11 +32,14 @@ def manifest(
     settings: dict[str, Any],
     data: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Versions, machine, model, extractors, data (digests by name) and settings of a run."""
+    """Versions, machine, model, extractors, data (digests by name) and settings of a run. (Not the
+    `batch` of one in float32: there no number depends on it.)"""
     import torch
 
     from c2kv.methods.block import CONFIG_KEY
 
+    if engine.backbone.dtype == torch.float32:
+        settings = {name: value for name, value in settings.items() if name != "batch"}
     makers = {c.name: engine.method(c.method).maker for c in conditions if c.control != "noctx"}
     return {
         "format": FORMAT,
@@ -64,11 +67,6 @@ def manifest(
         "data": data or {},
         **settings,
     }
-
-
-def batch_setting(engine: Engine, batch: int) -> dict[str, int]:
-    """What decides the numbers only where rounding depends on it: not in float32."""
-    return {} if str(engine.backbone.dtype) == "torch.float32" else {"batch": batch}
 
 
 _PACKAGES = ("c2kv", "torch", "transformers", "tokenizers", "numpy", "numba", "rouge")

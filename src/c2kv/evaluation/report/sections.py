@@ -83,7 +83,7 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
         facts["fine-tuned for blocks"] = described["fine_tuned"]
     for name in (
         *("segment_tokens", "limit", "per_question", "seed", "protocol", "max_length"),
-        *("max_new_tokens", "repeats"),
+        *("max_new_tokens", "repeats", "batch"),
     ):
         if described.get(name) is not None:
             facts[name.replace("_", " ")] = str(described[name])
