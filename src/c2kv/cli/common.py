@@ -114,7 +114,9 @@ def add_engine_options(
         add_store_option(parser)
     else:  # what is measured once is not worth disk
         parser.add_argument(
-            "--store", metavar="DIR", help="use segments of this store, and keep them there"
+            "--store",
+            metavar="DIR",
+            help="the store to use (default: memory alone); bench makes a temporary one in it",
         )
     parser.add_argument(
         "--segment-tokens",

@@ -120,8 +120,8 @@ def is_run(path: Path) -> bool:
 
 @contextlib.contextmanager
 def run_folder(given: Path | None) -> Iterator[Path]:
-    """The folder of a run, held against other processes; a temporary one where none is given.
-    Raises ConfigError when another process is at work there."""
+    """The folder of a run, held against other processes where the system has such locks (Windows
+    has not); a temporary one where none is given. Raises ConfigError when another process is at work there."""
     if given is None:
         with tempfile.TemporaryDirectory() as temporary:
             yield Path(temporary)
@@ -132,7 +132,7 @@ def run_folder(given: Path | None) -> Iterator[Path]:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # not everywhere
+        except ImportError:
             pass
         except BlockingIOError as error:
             raise ConfigError(
