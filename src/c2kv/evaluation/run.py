@@ -121,7 +121,9 @@ def is_run(path: Path) -> bool:
 @contextlib.contextmanager
 def run_folder(given: Path | None) -> Iterator[Path]:
     """The folder of a run, held against other processes where the system has such locks (Windows
-    has not); a temporary one where none is given. Raises ConfigError when another process is at work there."""
+    has not); a temporary one where none is given.
+
+    Raises ConfigError when another process is at work there."""
     if given is None:
         with tempfile.TemporaryDirectory() as temporary:
             yield Path(temporary)
