@@ -110,6 +110,8 @@ def test_one_for_several_ratios_takes_each_of_them(boxed):
         extractor.use_ratio(16)
     with pytest.raises(ConfigError, match="ratio 3 is not among"):
         ExtractorConfig(**{**extractor.config.__dict__, "ratio": 3})
+    with pytest.raises(ConfigError, match="trained_on"):
+        ExtractorConfig(**{**extractor.config.__dict__, "trained_on": (3,)})
 
 
 @pytest.mark.parametrize("name", box.NAMES)
@@ -117,6 +119,8 @@ def test_what_is_in_the_box_is_whole(name):
     folder = box.box()[name]
     extractor = Extractor.from_pretrained(name)  # its digest is checked here
     assert extractor.trained and extractor.config.backbone_digest == EMBEDDED_DIGEST
+    learnt = set(extractor.config.trained_on)
+    assert "squad" in learnt and learnt.isdisjoint({"2wikimultihopqa", "qmsum", "clapnq"})
     weights = folder / "extractor.safetensors"
     assert weights.stat().st_size <= 40e6
     card = (folder / "README.md").read_text(encoding="utf-8")

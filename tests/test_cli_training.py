@@ -59,6 +59,8 @@ def test_a_trained_extractor_answers_and_is_measured(
     described = result["manifest"]
     assert described["untrained"] == ["random"] and result["sets"]["train"] == result["mean"]
     assert set(described["extractors"]) == {"c2kv", "wrongdoc", "budget", "shuffled", "random"}
+    assert described["extractors"]["wrongdoc"]["trained_on"] == ["train"]
+    assert described["extractors"]["random"]["trained_on"] == []
     assert json.loads((out / "manifest.json").read_text()) == described
     assert not (tmp_path / "store").exists()
     assert set(result["mean"]) >= {"recompute", "c2kv", "wrongdoc", "budget"}

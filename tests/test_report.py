@@ -171,6 +171,31 @@ def test_runs_over_the_same_samples_share_a_table(runs, tmp_path):
     assert len(read_sections([Path(longbench), other])) == 2
 
 
+def test_what_extractors_learnt_from_stands_with_them(runs):
+    summary = json.loads((Path(runs[0]) / "summary.json").read_text())
+    extractors = summary["manifest"]["extractors"]
+    extractors["c2kv"]["trained_on"] = ["hotpotqa", "squad"]
+    extractors["wrongdoc"] = extractors["c2kv"]
+    extractors["random"] = {**extractors["c2kv"], "digest": "0" * 64, "trained_on": []}
+
+    def facts():
+        (Path(runs[0]) / "summary.json").write_text(json.dumps(summary))
+        (section,) = read_sections([Path(runs[0])])
+        return section.facts
+
+    assert facts()["trained on"] == "hotpotqa, squad"
+    extractors["c2kv-residual"] = {
+        **extractors["c2kv"],
+        "digest": "1" * 64,
+        "variant": "residual",
+        "trained_on": ["musique"],
+    }
+    shown = facts()
+    assert shown["trained on (plain, k = 4 (fedcba987654))"] == "hotpotqa, squad"
+    assert shown["trained on (residual, k = 4 (111111111111))"] == "musique"
+    assert "trained on" not in shown
+
+
 def test_runs_of_one_name_are_told_apart(runs, tmp_path):
     longbench = Path(runs[1])
     summary = json.loads((longbench / "summary.json").read_text())

@@ -433,11 +433,13 @@ def test_an_interrupted_run_ends_its_step_saves_and_resumes(backbone, recipe, mo
         assert torch.equal(value, resumed.subject.extractor.state_dict()[name]), name
 
 
-def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, tmp_path):
+def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, data, recipe, tmp_path):
     first = Extractor.from_pretrained(Trainer(recipe(ratios=(2, 4)), backbone).train(), backbone)
     assert first.config.ratios == (2, 4) and first.config.steps == 6
     start = str(tmp_path / "run" / "extractor")
-    again = recipe(start=start, output=str(tmp_path / "again"))
+    more = tmp_path / "more.jsonl"
+    more.write_bytes(data.read_bytes())
+    again = recipe(start=start, data=(DataSource(str(more)),), output=str(tmp_path / "again"))
     trainer = Trainer(again, backbone)
     assert trainer.step == 0 and trainer.subject.extractor.digest == first.digest
     trainer.train(until=2)
@@ -445,6 +447,7 @@ def test_a_run_goes_on_from_an_extractor_and_counts_its_steps(backbone, recipe, 
     assert resumed.step == 2
     config = Extractor.from_pretrained(resumed.train(), backbone).config
     assert config.steps == 12 and config.ratios == ()
+    assert first.config.trained_on == ("train",) and config.trained_on == ("more", "train")
     with pytest.raises(ConfigError, match="is plain, the recipe's variant is residual"):
         Trainer(recipe(start=start, variant="residual", output=str(tmp_path / "x")), backbone)
 

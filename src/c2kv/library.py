@@ -44,12 +44,14 @@ class Retrieval:
 class SegmentMaker(Protocol):
     """Turns documents into position-free KV: what a library's segments are made by.
 
-    digest, variant, ratio: as in SegmentIdentity; untrained: its segments mean nothing."""
+    digest, variant, ratio: as in SegmentIdentity; untrained: its segments mean nothing;
+    trained_on: names of the data it learnt from."""
 
     digest: str
     variant: str
     ratio: int
     untrained: bool
+    trained_on: tuple[str, ...]
 
     def make(self, documents: Sequence[Sequence[int]]) -> list[Tensor]:
         """One tensor [layers, 2, kv_heads, ceil(n / ratio), head_dim] a document."""
@@ -64,6 +66,7 @@ class Compressed:
         self._backbone = backbone
         self._extractor = extractor
         self.untrained = not extractor.trained
+        self.trained_on = extractor.config.trained_on
         self.digest = extractor.digest
         self.variant = extractor.config.variant
         self.ratio = extractor.config.ratio
@@ -76,6 +79,7 @@ class Uncompressed:
     """The backbone's own KV of each document alone."""
 
     digest, variant, ratio, untrained = "", "full", 1, False
+    trained_on: tuple[str, ...] = ()
 
     def __init__(self, backbone: Backbone):
         self._backbone = backbone

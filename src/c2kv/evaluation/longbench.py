@@ -28,7 +28,7 @@ DEFAULT_TASKS = (
 IN_DISTRIBUTION = ("hotpotqa", "2wikimqa")
 NOTE = (
     "* in-distribution for extractors trained on HotpotQA and 2WikiMultiHopQA, as the paper's are; "
-    "what another was trained on, its card says."
+    "what others were stands above, or on their cards."
 )
 
 _PASSAGES = (

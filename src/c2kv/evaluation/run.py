@@ -57,7 +57,12 @@ def manifest(
         "tokenizer_digest": _tokenizer_digest(engine.template.tokenizer),
         "segment_tokens": engine.segment_tokens,
         "extractors": {
-            name: {"digest": maker.digest, "variant": maker.variant, "ratio": maker.ratio}
+            name: {
+                "digest": maker.digest,
+                "variant": maker.variant,
+                "ratio": maker.ratio,
+                "trained_on": list(maker.trained_on),
+            }
             for name, maker in makers.items()
             if maker is not None and maker.digest
         },

@@ -13,7 +13,8 @@ FORMAT_VERSION = 1
 # What an extractor computes; `anchor` is the paper's contrast: KV that cannot be composed.
 VARIANTS = ("plain", "residual", "anchor")
 MAX_RATIO = 64
-_KINDS = {"int": int, "str": str, "bool": bool, "float": float, "tuple[int, ...]": tuple}
+_KINDS = {"int": int, "str": str, "bool": bool, "float": float}
+_LISTS = ("ratios", "trained_on")
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class ExtractorConfig:
     the C2Token's) or `anchor` (as residual, but source tokens see earlier anchors, not earlier
     source tokens).
     backbone, backbone_digest: what it was made for. steps: training steps done; 0 is an untrained
-    extractor. annealing: what a plain extractor still adds of its blocks' means while training
-    lets go of them; 0 in a finished one. weights_digest: of the weights beside it
-    (`Extractor.digest`), checked on loading."""
+    extractor. trained_on: names of the data they drew from, in order. annealing: what a plain
+    extractor still adds of its blocks' means while training lets go of them; 0 in a finished one.
+    weights_digest: of the weights beside it (`Extractor.digest`), checked on loading."""
 
     ratio: int
     variant: str
@@ -42,6 +43,7 @@ class ExtractorConfig:
     steps: int = 0
     weights_digest: str = ""
     ratios: tuple[int, ...] = ()
+    trained_on: tuple[str, ...] = ()
     annealing: float = 0.0
     format_version: int = FORMAT_VERSION
 
@@ -49,11 +51,13 @@ class ExtractorConfig:
         for ratio in (self.ratio, *self.ratios):
             check_ratio(ratio)
         for f in fields(self):
-            value, kind = getattr(self, f.name), _KINDS[str(f.type)]
+            value, kind = getattr(self, f.name), _KINDS.get(str(f.type), tuple)
             if type(value) is not kind or (type(value) is int and value < (f.name != "steps")):
                 raise ConfigError(f"extractor config: {f.name} {value!r} is not a valid {f.type}")
         if self.ratios and self.ratio not in self.ratios:
             raise ConfigError(f"extractor config: ratio {self.ratio} is not among {self.ratios}")
+        if not all(isinstance(name, str) for name in self.trained_on):
+            raise ConfigError(f"extractor config: trained_on {self.trained_on!r} are not names")
         if self.variant not in VARIANTS:
             raise ConfigError(f"variant '{self.variant}' is unknown; use {' or '.join(VARIANTS)}")
         if not 0 <= self.annealing <= (self.variant == "plain"):
@@ -80,8 +84,9 @@ class ExtractorConfig:
         known = {f.name for f in fields(cls)}
         if not isinstance(values, dict):
             raise ConfigError(f"'{path}' is not an extractor config; get the folder again")
-        if isinstance(values.get("ratios"), list):
-            values["ratios"] = tuple(values["ratios"])
+        for name in _LISTS:
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
         if unknown := set(values) - known:
             raise ConfigError(f"'{path}' is not an extractor config (unknown: {sorted(unknown)})")
         try:

@@ -39,6 +39,13 @@ class DataSource:
     split: str | None = None
     weight: float | None = None
 
+    @property
+    def name(self) -> str:
+        """Without folder and endings, or `hub:`."""
+        if self.source.startswith("hub:"):
+            return self.source.removeprefix("hub:")
+        return Path(self.source).name.split(".")[0]
+
 
 @dataclass(frozen=True)
 class Stage:

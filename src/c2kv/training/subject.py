@@ -114,7 +114,12 @@ def _fresh(recipe: Recipe, backbone: Backbone) -> Extractor:
             )
     config = extractor.config
     extractor.config = replace(
-        config, variant=recipe.variant, ratio=recipe.ratio, ratios=recipe.ratios, annealing=0.0
+        config,
+        variant=recipe.variant,
+        ratio=recipe.ratio,
+        ratios=recipe.ratios,
+        annealing=0.0,
+        trained_on=tuple(sorted({*config.trained_on, *(data.name for data in recipe.data)})),
     )
     return extractor
 

@@ -54,7 +54,7 @@ def qa(joined: Joined) -> Section:
         "token; KL and top-1 agreement are with the same model's full recompute, along its own "
         "answer. ±: 95 % interval over the questions; over wrongdoc: F1 above the same method's "
         "from wrong documents, question by question. Sets whose training split an "
-        "extractor has seen (its card names them) are in-distribution for it."
+        "extractor has seen (named above, or on its card) are in-distribution for it."
     )
     header, expected = bars_table(joined.bars)
     header[0] = "expected of an extractor"

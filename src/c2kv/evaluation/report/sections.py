@@ -72,11 +72,19 @@ def _facts(described: dict[str, Any]) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
     }
     extractors = {
-        f"{one['variant']}, k = {one['ratio']} ({one['digest'][:12]})"
+        f"{one['variant']}, k = {one['ratio']} ({one['digest'][:12]})": one
         for one in described["extractors"].values()
     }
+    learnt: dict[str, list[str]] = {}  # who learnt from what
+    for name, one in sorted(extractors.items()):
+        if data := one.get("trained_on"):
+            learnt.setdefault(", ".join(data), []).append(name)
     if extractors:
         facts["extractors"] = "; ".join(sorted(extractors))
+    if len(learnt) == 1:
+        facts["trained on"] = next(iter(learnt))
+    for data, names in learnt.items() if len(learnt) > 1 else ():
+        facts[f"trained on ({', '.join(names)})"] = data
     if described["untrained"]:
         facts["untrained"] = f"{', '.join(described['untrained'])}: these scores mean nothing"
     if described.get("fine_tuned"):
