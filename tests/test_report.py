@@ -232,6 +232,16 @@ def test_longbench_says_what_a_score_took(runs):
     assert entries.rows[1] == ("c2kv", "9", "9")
 
 
+def test_a_star_is_explained_where_there_is_one(runs):
+    (section,) = read_sections([Path(runs[1])])
+    assert section.parts[0].note.startswith("* in-distribution")
+    summary = json.loads((Path(runs[1]) / "summary.json").read_text())
+    del summary["tasks"]["hotpotqa"]
+    (Path(runs[1]) / "summary.json").write_text(json.dumps(summary))
+    (section,) = read_sections([Path(runs[1])])
+    assert section.parts[0].header[1:-1] == ("qmsum",) and not section.parts[0].note
+
+
 def test_a_bench_that_was_interrupted_says_so(runs):
     folder = Path(runs[2])
     assert "missing" not in read_sections([folder])[0].text

@@ -96,6 +96,7 @@ def longbench(joined: Joined) -> Section:
     tasks, described = summary["tasks"], summary["manifest"]
     methods = tuple(described["conditions"])
     names = tuple(task + ("*" if task in IN_DISTRIBUTION else "") for task in tasks)
+    note = NOTE if any(task in IN_DISTRIBUTION for task in tasks) else ""
     counted = (str(max(one["scored"] for one in by.values())) for by in tasks.values())
     rows = [("samples", *counted, "")]
     for method in methods:
@@ -122,7 +123,7 @@ def longbench(joined: Joined) -> Section:
         f"LongBench: {joined.name}",
         text,
         (
-            Table(("score", *names, "mean"), tuple(rows), NOTE),
+            Table(("score", *names, "mean"), tuple(rows), note),
             Figure(figures.svg(figures.trade_off(points)), "score over TTFT, a panel a task"),
             Table(("median TTFT", *tasks), ttfts),
             Table(("KV entries", *tasks), entries),
